@@ -1,0 +1,36 @@
+# Everything from a clean clone: `make demo` and `make test` need only Python 3.11+ and a package registry.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.core  ## train the reference recommenders on MovieLens-100K and recommend films
+	@$(BIN)/python examples/quickstart.py
+
+lint: $(VENV)/.dev  ## style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+test: lint  ## style, types, tests and doctests
+	@$(BIN)/pytest -n auto
+
+bench: $(VENV)/.dev  ## print the speed figures of docs and README
+	@$(BIN)/python benchmarks/ground_floor.py
+
+clean:  ## remove what the other targets made (the data cache stays: `fedmosaic doctor` says where it is)
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""fedmosaic: federated recommendation."""

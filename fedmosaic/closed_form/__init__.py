@@ -1,0 +1,1 @@
+"""Reference recommenders that are functions of sums over clients: fast, strong, and exactly federated."""

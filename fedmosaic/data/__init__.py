@@ -1,0 +1,1 @@
+"""Data in: interactions, named sources, splits, negative pools."""

@@ -1,0 +1,153 @@
+"""Negative pools, keyed sampling, and frozen candidate lists.
+
+    strict     all items minus the user's *training* positives (the default: what a device can know)
+    legacy     all items minus *all* of the user's items, held-out ones included (published code; it leaks, because
+               the held-out item is then the one unseen item that is never pushed down)
+    isolated   legacy, minus the sampled evaluation candidates too (symmetric inside them, still peeks)
+
+A negative is the r-th item outside the excluded list, r drawn from the client's key: one draw each, no rejection, so
+the result depends on nothing but (seed, round, client, slot). Draws are with replacement. A user whose pool is empty
+gets no negatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedmosaic import keys
+from fedmosaic.data.split import Part, Split
+from fedmosaic.errors import UnknownNameError
+from fedmosaic.ragged import I32, I64, Ragged, offsets_of
+
+Pool = Literal["strict", "legacy", "isolated"]
+
+_mix = numba.njit(inline="always")(keys.mix)
+_GOLDEN = keys.GOLDEN
+_S32 = np.uint64(32)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Frozen lists for 1 + n ranking: disjoint for validation and test where the user has enough unseen items."""
+
+    validation: Ragged
+    test: Ragged
+    wanted: int
+
+    def of(self, part: Part) -> Ragged:
+        """The lists of a part."""
+        return self.validation if part == "validation" else self.test
+
+    @property
+    def short(self) -> int:
+        """Users with fewer than the wanted number of test candidates."""
+        return int((self.test.lengths < self.wanted).sum())
+
+
+def excluded_items(split: Split, pool: Pool, candidates: Candidates | None = None) -> Ragged:
+    """The sorted items that can never be a training negative, per user."""
+    if pool == "strict":
+        return split.train.unique()
+    everything = split.train.union(split.validation, split.test)
+    if pool == "legacy":
+        return everything
+    if pool == "isolated":
+        if candidates is None:
+            raise ValueError("the isolated pool needs the candidate lists it keeps out")
+        return everything.union(candidates.validation, candidates.test)
+    raise UnknownNameError("pool", pool, get_args(Pool))
+
+
+def sample_negatives(excluded: Ragged, counts: npt.NDArray[np.integer], n_items: int, *, seed: int, round: int) -> Ragged:
+    """`counts[u]` uniform draws for each user from the items outside `excluded[u]`.
+
+    >>> r = sample_negatives(Ragged.from_rows([[0, 2], [1]]), np.array([3, 2]), 4, seed=0, round=1)
+    >>> r.lengths.tolist(), bool(np.isin(r[0], [1, 3]).all())
+    ([3, 2], True)
+    """
+    counts = np.where(excluded.lengths < n_items, counts, 0)
+    client_keys = keys.derive(
+        seed=seed, purpose=keys.Purpose.NEGATIVES, round=round, client=np.arange(len(excluded))
+    )
+    offsets = offsets_of(counts)
+    out = np.empty(offsets[-1], dtype=np.int32)
+    _draw(excluded.values, excluded.offsets, client_keys, offsets, n_items, out)
+    return Ragged(out, offsets)
+
+
+def draw_candidates(split: Split, wanted: int = 99, *, seed: int = 0) -> Candidates:
+    """Distinct items outside all of the user's history, drawn once: first half for validation, second for test.
+
+    A user with fewer than 2·wanted unseen items gets what there is, half and half, never the same item twice.
+    """
+    history = split.train.union(split.validation, split.test)
+    evaluated = (split.test.lengths + split.validation.lengths) > 0
+    unseen = split.n_items - history.lengths
+    counts = np.where(evaluated, np.minimum(2 * wanted, unseen), 0)
+    client_keys = keys.derive(seed=seed, purpose=keys.Purpose.CANDIDATES, client=np.arange(split.n_users))
+    offsets = offsets_of(counts)
+    out = np.empty(offsets[-1], dtype=np.int32)
+    _draw_distinct(history.values, history.offsets, client_keys, offsets, split.n_items, out)
+    drawn = Ragged(out, offsets)
+    first = np.arange(out.size) - np.repeat(offsets[:-1], counts) < np.repeat(counts // 2, counts)
+    rows = drawn.rows
+    halves = [Ragged.group(rows[mask], out[mask], split.n_users) for mask in (first, ~first)]
+    return Candidates(*halves, wanted=wanted)
+
+
+@numba.njit(inline="always")
+def unseen_item(rank: Any, excluded: Any, low: Any, high: Any) -> Any:
+    """The item of a given rank among those not in the sorted `excluded[low:high]` (binary search)."""
+    first, last = low, high
+    while first < last:
+        middle = (first + last) >> 1
+        if excluded[middle] - (middle - low) > rank:
+            last = middle
+        else:
+            first = middle + 1
+    return rank + (first - low)
+
+
+@numba.njit(cache=True)
+def _draw(excluded: I32, starts: I64, client_keys: keys.U64, offsets: I64, n_items: int, out: I32) -> None:
+    for client in range(offsets.size - 1):
+        low, high = starts[client], starts[client + 1]
+        pool = np.uint64(n_items - (high - low))
+        state = client_keys[client]
+        for slot in range(offsets[client], offsets[client + 1]):
+            state += _GOLDEN
+            rank = np.int64(((_mix(state) >> _S32) * pool) >> _S32)
+            out[slot] = unseen_item(rank, excluded, low, high)
+
+
+@numba.njit(cache=True)
+def _draw_distinct(excluded: I32, starts: I64, client_keys: keys.U64, offsets: I64, n_items: int, out: I32) -> None:
+    taken = np.full(n_items, -1, dtype=np.int64)  # the last client that took this rank: never needs clearing
+    ranks = np.empty(n_items, dtype=np.int64)
+    for client in range(offsets.size - 1):
+        low, high = starts[client], starts[client + 1]
+        size, wanted = n_items - (high - low), offsets[client + 1] - offsets[client]
+        state, pool = client_keys[client], np.uint64(size)
+        if size < 2 * wanted:  # rejection would stall near the end: shuffle the whole pool
+            for i in range(size):
+                ranks[i] = i
+            for i in range(wanted):
+                state += _GOLDEN
+                j = i + np.int64(((_mix(state) >> _S32) * np.uint64(size - i)) >> _S32)
+                ranks[i], ranks[j] = ranks[j], ranks[i]
+        else:
+            got = 0
+            while got < wanted:
+                state += _GOLDEN
+                rank = np.int64(((_mix(state) >> _S32) * pool) >> _S32)
+                if taken[rank] != client:
+                    taken[rank] = client
+                    ranks[got] = rank
+                    got += 1
+        for i in range(wanted):
+            out[offsets[client] + i] = unseen_item(ranks[i], excluded, low, high)

@@ -1,0 +1,181 @@
+"""Splits: what is trained on, what selects, what is reported.
+
+The order of a user's events decides what is held out. Two events at the same time are ordered by a hash of
+(user id, item id), so the split does not depend on the order of the file; `ties="file"` reproduces published code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmosaic import keys
+from fedmosaic.data.interactions import Interactions
+from fedmosaic.errors import DataError, SettingsError
+from fedmosaic.ragged import I64, Ragged
+
+Ties = Literal["hash", "file"]
+Part = Literal["validation", "test"]
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Item positions per user: training rows in order of time, validation, test; `counts` says what was set aside.
+
+    >>> from fedmosaic.data.interactions import Interactions
+    >>> shop = Interactions.from_frame({"user": [1] * 4, "item": [7, 8, 9, 5], "when": [4, 3, 2, 1]}, time="when")
+    >>> s = leave_one_out(shop)
+    >>> [shop.items.take(part[0]).to_list() for part in (s.train, s.validation, s.test)]
+    [[5, 9], [8], [7]]
+    """
+
+    interactions: Interactions
+    train: Ragged
+    validation: Ragged
+    test: Ragged
+    rule: str
+    counts: Mapping[str, int]
+
+    @property
+    def n_users(self) -> int:
+        """Number of users, evaluated or not."""
+        return len(self.train)
+
+    @property
+    def n_items(self) -> int:
+        """Size of the catalogue."""
+        return len(self.interactions.items)
+
+    def held_out(self, part: Part) -> Ragged:
+        """The held-out items of a part."""
+        return self.validation if part == "validation" else self.test
+
+    def seen(self, part: Part) -> Ragged:
+        """What may not be recommended when a part is evaluated: training items; for the test, validation items too."""
+        return self.train.unique() if part == "validation" else self.train.union(self.validation)
+
+
+def leave_one_out(data: Interactions, *, ties: Ties = "hash", straddle: bool = False) -> Split:
+    """Last event of each user to test, the one before to validation, the rest to training.
+
+    Users with fewer than three events are trained on and not evaluated. If repeated pairs were kept in `data`, training
+    rows of a held-out pair are removed; `straddle=True` leaves them in, which is a leak and serves only to reproduce
+    runs that had it.
+    """
+    order = _order(data, ties)
+    user = data.user[order]
+    lengths = np.bincount(user, minlength=len(data.users))
+    from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(user.size)  # 1 = the user's last event
+    enough = lengths[user] >= 3
+    return _assemble(
+        data,
+        order,
+        validation=enough & (from_end == 2),
+        test=enough & (from_end == 1),
+        rule=f"leave-one-out, ties by {ties}",
+        straddle=straddle,
+        counts={"users with fewer than 3 events, trained on only": int((lengths < 3).sum())},
+    )
+
+
+def time_split(data: Interactions, *, validation: float = 0.1, test: float = 0.1) -> Split:
+    """One moment for everybody: the latest share of all events to test, the share before it to validation.
+
+    No training event is newer than any held-out one, so nothing is learned from the future.
+    """
+    if data.time is None:
+        raise DataError("a global time split needs times; this data has none. Use split=ratio or leave-one-out")
+    _check_shares(validation, test)
+    at = np.sort(data.time)
+    to_validation = at[min(len(data) - 1, int(len(data) * (1 - validation - test)))]
+    to_test = at[min(len(data) - 1, int(len(data) * (1 - test)))]
+    later, latest = data.time >= to_validation, data.time >= to_test
+    rule = f"global time, validation {validation:g}, test {test:g}"
+    return _assemble(data, np.arange(len(data)), later & ~latest, latest, rule, straddle=False, counts={})
+
+
+def ratio_split(
+    data: Interactions,
+    *,
+    validation: float = 0.1,
+    test: float = 0.2,
+    order: Literal["time", "random"] = "time",
+    seed: int = 0,
+    ties: Ties = "hash",
+) -> Split:
+    """A share of each user's events to test and validation: the latest ones, or a keyed random choice."""
+    _check_shares(validation, test)
+    if order == "time":
+        rows = _order(data, ties)
+    else:
+        key = keys.derive(seed=seed, purpose=keys.Purpose.SPLIT)
+        rows = np.lexsort((keys.fold(key, data.tie_keys()), data.user))
+    user = data.user[rows]
+    lengths = np.bincount(user, minlength=len(data.users))
+    place = np.arange(user.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    n_test = np.floor(lengths * test).astype(np.int64)
+    n_held = n_test + np.floor(lengths * validation).astype(np.int64)
+    in_test = place >= (lengths - n_test)[user]
+    in_held = place >= (lengths - n_held)[user]
+    rule = f"ratio per user by {order}, validation {validation:g}, test {test:g}"
+    return _assemble(data, rows, in_held & ~in_test, in_test, rule, straddle=False, counts={})
+
+
+SPLITS: dict[str, Callable[..., Split]] = {"leave-one-out": leave_one_out, "time": time_split, "ratio": ratio_split}
+
+
+def _order(data: Interactions, ties: Ties) -> I64:
+    """Rows by (user, time, tie rule), earliest first."""
+    if ties == "hash":
+        return np.arange(len(data))  # the canonical order of Interactions
+    if data.row is None:
+        raise DataError("ties='file' needs the order of a file, and this data has none")
+    if data.time is not None:
+        # Published code ranks times downwards with ties in file order: of the latest events the first listed wins.
+        return np.lexsort((-data.row, data.time, data.user))
+    # Without times it calls the first appearance of an item in the file its time.
+    first = np.full(len(data.items), np.iinfo(np.int64).max)
+    np.minimum.at(first, data.item, data.row)
+    return np.lexsort((-data.row, first[data.item], data.user))
+
+
+def _assemble(
+    data: Interactions,
+    order: I64,
+    validation: Bool,
+    test: Bool,
+    rule: str,
+    *,
+    straddle: bool,
+    counts: dict[str, int],
+) -> Split:
+    user, item = data.user[order], data.item[order]
+    train = ~(validation | test)
+    pair = user.astype(np.int64) * len(data.items) + item
+    if not straddle:
+        repeated = validation & np.isin(pair, pair[test])
+        validation = validation & ~repeated
+        leaking = train & np.isin(pair, pair[validation | test])
+        train = train & ~leaking
+        counts["training rows removed because their pair is held out"] = int(leaking.sum())
+    known = np.bincount(user[train], minlength=len(data.users))
+    homeless = (validation | test) & (known[user] == 0)
+    counts["held-out rows of users without training rows, not evaluated"] = int(homeless.sum())
+    parts = [
+        Ragged.group(user[mask], item[mask], len(data.users))
+        for mask in (train, validation & ~homeless, test & ~homeless)
+    ]
+    counts["cold test items"] = int((~np.isin(parts[2].values, parts[0].values)).sum())
+    if parts[2].values.size == 0:
+        raise DataError("no user can be evaluated: every user has too few events for this split")
+    return Split(data, *parts, rule=rule, counts={k: v for k, v in counts.items() if v})
+
+
+def _check_shares(validation: float, test: float) -> None:
+    if not (0 <= validation < 1 and 0 < test < 1 and validation + test < 1):
+        raise SettingsError(f"shares must satisfy 0 <= validation, 0 < test, sum < 1; got {validation:g} and {test:g}")
