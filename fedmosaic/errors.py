@@ -46,9 +46,7 @@ class DataError(FedmosaicError):
     fedmosaic.errors.DataError: shop.csv, line 7, column 'stars': is not a number: 'five'
     """
 
-    def __init__(
-        self, reason: str, *, source: object = "data", line: int | None = None, column: object = None
-    ) -> None:
+    def __init__(self, reason: str, *, source: object = "data", line: int | None = None, column: object = None) -> None:
         where = [str(source)]
         if line is not None:
             where.append(f"line {line}")

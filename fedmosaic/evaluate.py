@@ -77,7 +77,12 @@ class Evaluation:
 
 
 def evaluate(
-    scorer: Scorer, split: Split, part: Part = "test", candidates: Candidates | None = None, *, top_k: int = 10
+    scorer: Scorer,
+    split: Split,
+    part: Part = "test",
+    candidates: Candidates | None = None,
+    *,
+    top_k: int = 10,
 ) -> Evaluation:
     """Rank every held-out item of a part; see `Ranks` for the metrics and their handling of ties."""
     held_out, seen = split.held_out(part), split.seen(part)
@@ -122,8 +127,7 @@ def checked_scores(scorer: Scorer, users: I64, n_items: int) -> npt.NDArray[np.f
 
 def top_items(scores: npt.NDArray[np.floating], k: int) -> I32:
     """Best items of each row, best first, ties to the lower position; -1 where a row has fewer (scores of -inf)."""
-    n_rows, n_items = scores.shape
-    k = min(k, n_items)
+    k = min(k, scores.shape[1])
     top = np.argpartition(-scores, k - 1, axis=1)[:, :k].astype(np.int32)
     values = np.take_along_axis(scores, top, axis=1)
     edge = values.min(axis=1)
@@ -161,9 +165,7 @@ def _rank_sampled(scores: Any, users: I64, positives: Ragged, candidates: Ragged
     target = scores[rows, positives.values]
     above = np.bincount(owner[value > target[owner]], minlength=rows.size).astype(np.int32)
     tied = np.bincount(owner[value == target[owner]], minlength=rows.size).astype(np.int32)
-    return Ranks(
-        users[rows].astype(np.int32), positives.values, above, tied, (lists.lengths + 1).astype(np.int32)
-    )
+    return Ranks(users[rows].astype(np.int32), positives.values, above, tied, (lists.lengths + 1).astype(np.int32))
 
 
 def _join(parts: list[Ranks]) -> Ranks:

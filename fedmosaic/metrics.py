@@ -67,11 +67,11 @@ class Ranks:
     def per_user(self, name: str, k: int) -> F64:
         """One value per evaluated user, in the order of `users`."""
         if name == "recall":
-            return self._sum(self._expected(np.ones(k))) / self._relevant
+            return np.asarray(self._sum(self._expected(np.ones(k))) / self._relevant)
         if name == "ndcg":
             gain = 1 / np.log2(np.arange(k) + 2)
             ideal = np.cumsum(gain)[np.minimum(self._relevant, k) - 1]
-            return self._sum(self._expected(gain)) / ideal
+            return np.asarray(self._sum(self._expected(gain)) / ideal)
         if name == "hr":
             return self._first(np.ones(k))
         if name == "mrr":
@@ -79,7 +79,7 @@ class Ranks:
         raise ValueError(f"unknown metric {name!r}; known: {', '.join(NAMES)}")
 
     def _sum(self, values: F64) -> F64:
-        return np.bincount(self._row, weights=values, minlength=self.users.size)
+        return np.bincount(self._row, weights=values, minlength=self.users.size).astype(np.float64)
 
     @cached_property
     def _row(self) -> I64:
@@ -94,7 +94,7 @@ class Ranks:
         prefix = np.concatenate([[0.0], np.cumsum(gain)])
         end = np.minimum(self.above + self.tied + 1, gain.size)
         begin = np.minimum(self.above, gain.size)
-        return (prefix[end] - prefix[begin]) / (self.tied + 1.0)
+        return np.asarray((prefix[end] - prefix[begin]) / (self.tied + 1.0))
 
     def _first(self, gain: F64) -> F64:
         """Expected gain of the best-ranked held-out item; ties among several relevant items are hypergeometric."""

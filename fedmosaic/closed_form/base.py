@@ -11,17 +11,17 @@ never leave it; `scores` uses them on the device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from scipy import sparse
 
-from fedmosaic.ragged import Ragged
+from fedmosaic.evaluate import Scorer
+from fedmosaic.training import RoundRecord, State, TrainingSet
 
-State = Mapping[str, npt.NDArray[Any]]
 Sum = dict[str, npt.NDArray[Any]]
 Scores = npt.NDArray[np.floating]
 
@@ -29,14 +29,11 @@ CLIENTS_PER_CHUNK = 2048
 
 
 class ClosedForm(BaseModel, ABC):
-    """A frozen value: its settings are its fields."""
+    """A frozen value: its settings are its fields. It is trained like every other method (`training.Method`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    @property
-    def rounds(self) -> int:
-        """How many times the clients are asked."""
-        return 1
+    rounds: int = Field(default=1, ge=1, le=1, description="how many times the clients are asked: one sum is enough")
 
     @abstractmethod
     def init(self, n_items: int, seed: int) -> State:
@@ -57,6 +54,21 @@ class ClosedForm(BaseModel, ABC):
     @abstractmethod
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """One row per item; items with a high cosine are alike."""
+
+    def start(self, data: TrainingSet, seed: int) -> State:
+        """State before round 1."""
+        return self.init(data.n_items, seed)
+
+    def advance(self, data: TrainingSet, state: State, round: int, seed: int) -> tuple[State, RoundRecord]:
+        """Ask every client once, sum, solve."""
+        histories = data.histories.to_csr(data.n_items)
+        up, down = self.traffic(data.n_items)
+        record = RoundRecord(clients=len(data.histories), bytes_up=up, bytes_down=down)
+        return self.apply(state, total(self, state, histories)), record
+
+    def scorer(self, data: TrainingSet, state: State) -> Scorer:
+        """Answers from the users' histories."""
+        return HistoryScorer(self, state, data)
 
     def traffic(self, n_items: int) -> tuple[int, int]:
         """Bytes a client sends and receives in a round; sent dense, so that the support tells nothing."""
@@ -93,12 +105,12 @@ def fit(form: ClosedForm, histories: sparse.csr_array, *, seed: int = 0, clients
 class HistoryScorer:
     """Answers for users by their position, from their training histories."""
 
-    def __init__(self, form: ClosedForm, state: State, histories: Ragged, n_items: int) -> None:
-        self.form, self.state, self.histories, self.n_items = form, state, histories, n_items
+    def __init__(self, form: ClosedForm, state: State, data: TrainingSet) -> None:
+        self.form, self.state, self.data = form, state, data
 
     def scores(self, users: npt.NDArray[np.int64]) -> Scores:
         """Scores of the whole catalogue for some users."""
-        return self.form.scores(self.state, self.histories.take(users).to_csr(self.n_items))
+        return self.form.scores(self.state, self.data.histories.take(users).to_csr(self.data.n_items))
 
 
 def gram(histories: sparse.csr_array) -> npt.NDArray[np.float64]:
@@ -106,8 +118,8 @@ def gram(histories: sparse.csr_array) -> npt.NDArray[np.float64]:
     m = histories.shape[1]
     if histories.nnz > 0.01 * histories.shape[0] * m:  # dense enough that BLAS beats the sparse product
         dense = histories.toarray()
-        return (dense.T @ dense).astype(np.float64)
-    return (histories.T @ histories).toarray().astype(np.float64)
+        return np.asarray(dense.T @ dense, dtype=np.float64)
+    return np.asarray((histories.T @ histories).toarray(), dtype=np.float64)
 
 
 def _chunks(histories: sparse.csr_array, size: int) -> Iterator[sparse.csr_array]:

@@ -7,8 +7,9 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy import linalg, sparse
 
-from fedmosaic.closed_form.base import ClosedForm, Scores, State, Sum, gram
+from fedmosaic.closed_form.base import ClosedForm, Scores, Sum, gram
 from fedmosaic.errors import SettingsError
+from fedmosaic.training import State
 
 MAX_ITEMS = 30_000
 
@@ -35,9 +36,7 @@ class EASE(ClosedForm):
         """One inversion (Cholesky)."""
         g = total["gram"].copy()
         g[np.diag_indices_from(g)] += self.lam
-        p = linalg.cho_solve(
-            linalg.cho_factor(g, lower=True, overwrite_a=True), np.eye(g.shape[0]), overwrite_b=True
-        )
+        p = linalg.cho_solve(linalg.cho_factor(g, lower=True, overwrite_a=True), np.eye(g.shape[0]), overwrite_b=True)
         weights = (-p / np.diag(p)).astype(np.float32)
         np.fill_diagonal(weights, 0)
         return {"weights": weights}

@@ -15,7 +15,8 @@ from pydantic import Field
 from scipy import sparse
 
 from fedmosaic import keys
-from fedmosaic.closed_form.base import ClosedForm, Scores, State, Sum
+from fedmosaic.closed_form.base import ClosedForm, Scores, Sum
+from fedmosaic.training import State
 
 F64 = npt.NDArray[np.float64]
 
@@ -25,14 +26,9 @@ class IALS(ClosedForm):
 
     dim: int = Field(default=32, ge=1, description="width of the vectors")
     w0: float = Field(default=0.1, gt=0, description="weight of unobserved pairs")
-    reg: float = Field(default=0.01, gt=0, description="regularisation")
-    nu: float = Field(default=1.0, ge=0, description="how regularisation grows with the amount of data")
-    passes: int = Field(default=10, ge=1, description="rounds")
-
-    @property
-    def rounds(self) -> int:
-        """One pass over users and items a round."""
-        return self.passes
+    reg: float = Field(default=4.0, gt=0, description="regularisation")
+    nu: float = Field(default=0.0, ge=0, description="how regularisation grows with the amount of data")
+    rounds: int = Field(default=10, ge=1, description="passes over users and items")
 
     def init(self, n_items: int, seed: int) -> State:
         """Small random item vectors."""

@@ -7,7 +7,8 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy import sparse
 
-from fedmosaic.closed_form.base import ClosedForm, Scores, State, Sum, gram
+from fedmosaic.closed_form.base import ClosedForm, Scores, Sum, gram
+from fedmosaic.training import State
 
 
 class ItemKNN(ClosedForm):
@@ -16,7 +17,7 @@ class ItemKNN(ClosedForm):
     sim(j, l) = G_jl / (sqrt(G_jj G_ll) + shrink), G = R'R.
     """
 
-    neighbours: int = Field(default=100, ge=1, description="similar items kept per item")
+    neighbours: int | None = Field(default=None, ge=1, description="similar items kept per item; none keeps all")
     shrink: float = Field(default=0.0, ge=0, description="pulls similarities of rare items towards 0")
 
     def init(self, n_items: int, seed: int) -> State:
@@ -33,7 +34,7 @@ class ItemKNN(ClosedForm):
         norm = np.sqrt(np.diag(g))
         similarity = (g / np.maximum(np.outer(norm, norm) + self.shrink, 1e-12)).astype(np.float32)
         np.fill_diagonal(similarity, 0)
-        if self.neighbours < similarity.shape[0]:
+        if self.neighbours is not None and self.neighbours < similarity.shape[0]:
             edge = np.partition(similarity, -self.neighbours, axis=1)[:, -self.neighbours]
             similarity[similarity < edge[:, None]] = 0
         return {"similarity": similarity}

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from fedmosaic.closed_form.base import ClosedForm, Scores, State, Sum
+from fedmosaic.closed_form.base import ClosedForm, Scores, Sum
+from fedmosaic.training import State
 
 
 class Popularity(ClosedForm):

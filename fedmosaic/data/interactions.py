@@ -79,8 +79,6 @@ class Vocab:
         found = self._index.get(key)
         if found is not None:
             return found
-        if isinstance(key, np.integer):
-            key = int(key)
         other: Id = str(key)
         if self.ids.dtype != pl.String:
             text = str(key)
@@ -392,9 +390,7 @@ def _refuse(
     refused = sum(left_out.values())
     if refused > MAX_LEFT_OUT * total:
         counts = "; ".join(f"{n:,} x {reason}" for reason, n in left_out.items())
-        raise DataError(
-            f"{refused:,} of {total:,} rows are bad, more than {MAX_LEFT_OUT:.0%}: {counts}", source=source
-        )
+        raise DataError(f"{refused:,} of {total:,} rows are bad, more than {MAX_LEFT_OUT:.0%}: {counts}", source=source)
     return (frame.filter(~pl.Series(bad)) if bad.any() else frame), left_out
 
 
@@ -402,7 +398,7 @@ def _merge_duplicates(frame: pl.DataFrame) -> pl.DataFrame:
     """Of rows with the same user and item keep the latest (then the best rated): file order plays no part."""
     if frame.select("user", "item").n_unique() == frame.height:
         return frame
-    rank = [c for c in ("time", "rating") if c in frame.columns] or ["row"]
+    rank: list[str] = [c for c in ("time", "rating") if c in frame.columns] or ["row"]
     return frame.sort(rank, maintain_order=True).unique(["user", "item"], keep="last", maintain_order=True).sort("row")
 
 
@@ -412,7 +408,9 @@ def _info(titles: pl.DataFrame, items: Vocab) -> pl.DataFrame:
     if "genres" not in titles.columns:
         titles = titles.with_columns(genres=pl.lit(None, dtype=pl.String))
     known = titles.select(
-        pl.col("item").cast(items.ids.dtype), pl.col("title").cast(pl.String), pl.col("genres").cast(pl.String)
+        pl.col("item").cast(items.ids.dtype),
+        pl.col("title").cast(pl.String),
+        pl.col("genres").cast(pl.String),
     )
     return wanted.join(known.unique("item", keep="first"), on="item", how="left", maintain_order="left")
 

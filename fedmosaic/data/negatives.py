@@ -63,7 +63,9 @@ def excluded_items(split: Split, pool: Pool, candidates: Candidates | None = Non
     raise UnknownNameError("pool", pool, get_args(Pool))
 
 
-def sample_negatives(excluded: Ragged, counts: npt.NDArray[np.integer], n_items: int, *, seed: int, round: int) -> Ragged:
+def sample_negatives(
+    excluded: Ragged, counts: npt.NDArray[np.integer], n_items: int, *, seed: int, round: int
+) -> Ragged:
     """`counts[u]` uniform draws for each user from the items outside `excluded[u]`.
 
     >>> r = sample_negatives(Ragged.from_rows([[0, 2], [1]]), np.array([3, 2]), 4, seed=0, round=1)
@@ -71,9 +73,7 @@ def sample_negatives(excluded: Ragged, counts: npt.NDArray[np.integer], n_items:
     ([3, 2], True)
     """
     counts = np.where(excluded.lengths < n_items, counts, 0)
-    client_keys = keys.derive(
-        seed=seed, purpose=keys.Purpose.NEGATIVES, round=round, client=np.arange(len(excluded))
-    )
+    client_keys = keys.derive(seed=seed, purpose=keys.Purpose.NEGATIVES, round=round, client=np.arange(len(excluded)))
     offsets = offsets_of(counts)
     out = np.empty(offsets[-1], dtype=np.int32)
     _draw(excluded.values, excluded.offsets, client_keys, offsets, n_items, out)
@@ -96,8 +96,8 @@ def draw_candidates(split: Split, wanted: int = 99, *, seed: int = 0) -> Candida
     drawn = Ragged(out, offsets)
     first = np.arange(out.size) - np.repeat(offsets[:-1], counts) < np.repeat(counts // 2, counts)
     rows = drawn.rows
-    halves = [Ragged.group(rows[mask], out[mask], split.n_users) for mask in (first, ~first)]
-    return Candidates(*halves, wanted=wanted)
+    validation, test = (Ragged.group(rows[mask], out[mask], split.n_users) for mask in (first, ~first))
+    return Candidates(validation, test, wanted)
 
 
 @numba.njit(inline="always")

@@ -61,7 +61,10 @@ def source(name: str) -> Source:
     """The catalogue entry of a data set."""
     if name not in SOURCES:
         raise UnknownNameError(
-            "data set", name, [*SOURCES, "synthetic"], "Own data: give the path of a .csv, .tsv, .inter or .parquet file"
+            "data set",
+            name,
+            [*SOURCES, "synthetic"],
+            "Own data: give the path of a .csv, .tsv, .inter or .parquet file",
         )
     return SOURCES[name]
 
@@ -80,8 +83,29 @@ def _ml_100k(found: Found, **filters: Any) -> Interactions:
             **filters,
         )
     titles = _table(found, "u.item", ["item", "title"], "|", encoding="latin-1")
-    genres = ["unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama"]
-    genres += ["Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"]
+    genres = [
+        "unknown",
+        "Action",
+        "Adventure",
+        "Animation",
+        "Children's",
+        "Comedy",
+        "Crime",
+        "Documentary",
+        "Drama",
+    ]
+    genres += [
+        "Fantasy",
+        "Film-Noir",
+        "Horror",
+        "Musical",
+        "Mystery",
+        "Romance",
+        "Sci-Fi",
+        "Thriller",
+        "War",
+        "Western",
+    ]
     flags = [line.split("|")[5:24] for line in _lines(found, "u.item", "latin-1")]
     spelled = [" ".join(g for g, f in zip(genres, row, strict=True) if f == "1") for row in flags]
     return _numbered(found.path("u.data"), "\t", titles=titles.with_columns(genres=pl.Series(spelled)), **filters)
@@ -96,7 +120,12 @@ def _ml_1m(found: Found, **filters: Any) -> Interactions:
         titles = frame.select(item=pl.col(item), title=pl.col(item)).unique()
         return Interactions.from_frame(frame, user=user, item=item, rating=rating, time=time, titles=titles, **filters)
     titles = _table(found, "movies.dat", ["item", "title", "genres"], "::", encoding="latin-1")
-    return _numbered(found.path("ratings.dat"), "::", titles=titles.with_columns(pl.col("genres").str.replace_all(r"\|", " ")), **filters)
+    return _numbered(
+        found.path("ratings.dat"),
+        "::",
+        titles=titles.with_columns(pl.col("genres").str.replace_all(r"\|", " ")),
+        **filters,
+    )
 
 
 def _artists(found: Found) -> pl.DataFrame | None:
@@ -107,7 +136,13 @@ def _artists(found: Found) -> pl.DataFrame | None:
 
 def _lastfm_plays(found: Found, **filters: Any) -> Interactions:
     return Interactions.from_csv(
-        found.path("user_artists.dat"), user="userID", item="artistID", rating="weight", separator="\t", titles=_artists(found), **filters
+        found.path("user_artists.dat"),
+        user="userID",
+        item="artistID",
+        rating="weight",
+        separator="\t",
+        titles=_artists(found),
+        **filters,
     )
 
 
@@ -127,8 +162,12 @@ def _filmtrust(found: Found, **filters: Any) -> Interactions:
     if found.layout.name == "orange3":
         lines = _lines(found, "ratings.tab", "utf-8")[3:]  # three header lines: names, types, flags
         columns = list(zip(*(line.split("\t") for line in lines), strict=True))
-        return Interactions.from_frame(dict(zip(("user", "item", "rating"), columns, strict=True)), rating="rating", **filters)
-    return Interactions.from_csv(found.path("ratings.txt"), user=1, item=2, rating=3, separator=" ", header=False, **filters)
+        return Interactions.from_frame(
+            dict(zip(("user", "item", "rating"), columns, strict=True)), rating="rating", **filters
+        )
+    return Interactions.from_csv(
+        found.path("ratings.txt"), user=1, item=2, rating=3, separator=" ", header=False, **filters
+    )
 
 
 def _qb_article(found: Found, **filters: Any) -> Interactions:
@@ -153,17 +192,23 @@ def _lines(found: Found, name: str, encoding: str) -> list[str]:
     return [line for line in decode(read_bytes(path), encoding, path).replace("\r\n", "\n").split("\n") if line]
 
 
-def _table(found: Found, name: str, columns: list[str], separator: str, encoding: str = "utf-8", skip: int = 0) -> pl.DataFrame:
+def _table(
+    found: Found, name: str, columns: list[str], separator: str, encoding: str = "utf-8", skip: int = 0
+) -> pl.DataFrame:
     """The first columns of a small file, as text."""
     rows = [line.split(separator) for line in _lines(found, name, encoding)[skip:]]
-    return pl.DataFrame({c: [row[i] for row in rows] for i, c in enumerate(columns)}, schema=dict.fromkeys(columns, pl.String))
+    return pl.DataFrame(
+        {c: [row[i] for row in rows] for i, c in enumerate(columns)}, schema=dict.fromkeys(columns, pl.String)
+    )
 
 
 _ML100K = (
     Layout(
         "grouplens",
-        {"u.data": "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
-         "u.item": "553841ebc7de3a0fd0d6b62a204ea30c1e651aacfb2814c7a6584ac52f2c5701"},
+        {
+            "u.data": "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
+            "u.item": "553841ebc7de3a0fd0d6b62a204ea30c1e651aacfb2814c7a6584ac52f2c5701",
+        },
         official=Archive(
             "https://files.grouplens.org/datasets/movielens/ml-100k.zip",
             {"ml-100k/u.data": "u.data", "ml-100k/u.item": "u.item"},
@@ -171,8 +216,10 @@ _ML100K = (
     ),
     Layout(
         "recbole",
-        {"ml-100k.inter": "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
-         "ml-100k.item": "51d7cdf777ce5c0f5b32c1d947a4a81fe07d75e78abbe761e0cd4d0756064532"},
+        {
+            "ml-100k.inter": "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
+            "ml-100k.item": "51d7cdf777ce5c0f5b32c1d947a4a81fe07d75e78abbe761e0cd4d0756064532",
+        },
         package=Package(
             "recbole==1.2.1",
             "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
@@ -183,8 +230,10 @@ _ML100K = (
 _ML1M = (
     Layout(
         "grouplens",
-        {"ratings.dat": "506d64ca44484487c11dc2d9a28de5c54948213e6b96285e298afe28d6ea4e0f",
-         "movies.dat": "0140fc2356357c1a851d0f52e893a1e4d3696df632c4141cea8d5bc3d621f0b9"},
+        {
+            "ratings.dat": "506d64ca44484487c11dc2d9a28de5c54948213e6b96285e298afe28d6ea4e0f",
+            "movies.dat": "0140fc2356357c1a851d0f52e893a1e4d3696df632c4141cea8d5bc3d621f0b9",
+        },
         official=Archive(
             "https://files.grouplens.org/datasets/movielens/ml-1m.zip",
             {"ml-1m/ratings.dat": "ratings.dat", "ml-1m/movies.dat": "movies.dat"},
@@ -205,7 +254,10 @@ _ARTISTS = "c173881362c6b28551368fecb3c0be5a6a30a6cd859e1f5775413dfe46d48648"
 _PLAYS = (
     Layout(
         "hetrec-plays",
-        {"user_artists.dat": "254272fa721c3935e8be286d28c051b206844307128698ab4eaa41d483379416", "artists.dat": _ARTISTS},
+        {
+            "user_artists.dat": "254272fa721c3935e8be286d28c051b206844307128698ab4eaa41d483379416",
+            "artists.dat": _ARTISTS,
+        },
         optional=frozenset({"artists.dat"}),
         official=Archive(_HETREC_ZIP, {f: f for f in ("user_artists.dat", "artists.dat")}),
     ),
@@ -213,7 +265,10 @@ _PLAYS = (
 _TAGS = (
     Layout(
         "hetrec-tags",
-        {"user_taggedartists.dat": "c4a9ffae9ab47a9f9b2f0678ab1f7e5c1db4ca818837d8cddd1f5699c5bbf048", "artists.dat": _ARTISTS},
+        {
+            "user_taggedartists.dat": "c4a9ffae9ab47a9f9b2f0678ab1f7e5c1db4ca818837d8cddd1f5699c5bbf048",
+            "artists.dat": _ARTISTS,
+        },
         optional=frozenset({"artists.dat"}),
         official=Archive(_HETREC_ZIP, {f: f for f in ("user_taggedartists.dat", "artists.dat")}),
     ),
@@ -249,45 +304,105 @@ _FILMTRUST = (
 _TAG_SET = Source(
     "lastfm-2k-tags",
     "Last.fm tag assignments with repeats, as PFedRec uses them (leaks: for reproduction only)",
-    HETREC, "lastfm-2k", _TAGS, partial(_lastfm_tags, duplicates="keep"), min_rows=5, counts=(185_650, 1_600, 12_454),
+    HETREC,
+    "lastfm-2k",
+    _TAGS,
+    partial(_lastfm_tags, duplicates="keep"),
+    min_rows=5,
+    counts=(185_650, 1_600, 12_454),
 )
 _AMAZON_SET = Source(
-    "amazon-video", "Amazon Instant Video reviews, users with 5 or more",
-    "Amazon reviews (UCSD, J. McAuley): research use; cite.", "amazon-video", _AMAZON, _amazon, counts=(63_836, 8_072, 11_830),
+    "amazon-video",
+    "Amazon Instant Video reviews, users with 5 or more",
+    "Amazon reviews (UCSD, J. McAuley): research use; cite.",
+    "amazon-video",
+    _AMAZON,
+    _amazon,
+    counts=(63_836, 8_072, 11_830),
 )
 _FILMTRUST_SET = Source(
-    "filmtrust", "FilmTrust ratings, users with 10 or more rows",
-    "Guo et al. 2013: research use; cite.", "filmtrust", _FILMTRUST, _filmtrust, min_rows=10, counts=(33_372, 1_002, 2_042),
+    "filmtrust",
+    "FilmTrust ratings, users with 10 or more rows",
+    "Guo et al. 2013: research use; cite.",
+    "filmtrust",
+    _FILMTRUST,
+    _filmtrust,
+    min_rows=10,
+    counts=(33_372, 1_002, 2_042),
 )
 
 SOURCES: dict[str, Source] = {
     s.name: s
     for s in (
-        Source("ml-100k", "MovieLens 100K film ratings", GROUPLENS, "ml-100k", _ML100K, _ml_100k, counts=(100_000, 943, 1_682)),
-        Source("ml-1m", "MovieLens 1M film ratings", GROUPLENS, "ml-1m", _ML1M, _ml_1m, counts=(1_000_209, 6_040, 3_706)),
         Source(
-            "lastfm-2k", "Last.fm plays of artists, users with 10 or more (no times)",
-            HETREC, "lastfm-2k", _PLAYS, _lastfm_plays, min_rows=10, counts=(92_780, 1_874, 17_612),
+            "ml-100k",
+            "MovieLens 100K film ratings",
+            GROUPLENS,
+            "ml-100k",
+            _ML100K,
+            _ml_100k,
+            counts=(100_000, 943, 1_682),
+        ),
+        Source(
+            "ml-1m",
+            "MovieLens 1M film ratings",
+            GROUPLENS,
+            "ml-1m",
+            _ML1M,
+            _ml_1m,
+            counts=(1_000_209, 6_040, 3_706),
+        ),
+        Source(
+            "lastfm-2k",
+            "Last.fm plays of artists, users with 10 or more (no times)",
+            HETREC,
+            "lastfm-2k",
+            _PLAYS,
+            _lastfm_plays,
+            min_rows=10,
+            counts=(92_780, 1_874, 17_612),
         ),
         _TAG_SET,
-        replace(_TAG_SET, name="lastfm-2k-tags-dedup", title="The same, each (user, artist) once", read=_lastfm_tags),
+        replace(
+            _TAG_SET,
+            name="lastfm-2k-tags-dedup",
+            title="The same, each (user, artist) once",
+            read=_lastfm_tags,
+        ),
         _AMAZON_SET,
         replace(
-            _AMAZON_SET, name="amazon-video-10", title="The same, users with 10 or more", min_rows=10, counts=(23_181, 1_372, 7_957)
+            _AMAZON_SET,
+            name="amazon-video-10",
+            title="The same, users with 10 or more",
+            min_rows=10,
+            counts=(23_181, 1_372, 7_957),
         ),
         _FILMTRUST_SET,
         replace(
-            _FILMTRUST_SET, name="filmtrust-5", title="The same, users with 5 or more rows", min_rows=5, counts=(34_889, 1_227, 2_059)
+            _FILMTRUST_SET,
+            name="filmtrust-5",
+            title="The same, users with 5 or more rows",
+            min_rows=5,
+            counts=(34_889, 1_227, 2_059),
         ),
         Source(
-            "qb-article", "Tenrec QB-article clicks, users with 5 or more (bring QB-article.csv)",
-            "Tenrec: research licence, by application to its authors.", "qb-article",
-            (Layout("tenrec", {"QB-article.csv": None}),), _qb_article, min_rows=5, counts=None,
+            "qb-article",
+            "Tenrec QB-article clicks, users with 5 or more (bring QB-article.csv)",
+            "Tenrec: research licence, by application to its authors.",
+            "qb-article",
+            (Layout("tenrec", {"QB-article.csv": None}),),
+            _qb_article,
+            min_rows=5,
+            counts=None,
         ),
         Source(
-            "tafeng", "Ta Feng grocery baskets (bring ta_feng_all_months_merged.csv)",
-            "Ta Feng / ACM RecSys wiki: research use.", "tafeng",
-            (Layout("kaggle", {"ta_feng_all_months_merged.csv": None}),), _tafeng, counts=None,
+            "tafeng",
+            "Ta Feng grocery baskets (bring ta_feng_all_months_merged.csv)",
+            "Ta Feng / ACM RecSys wiki: research use.",
+            "tafeng",
+            (Layout("kaggle", {"ta_feng_all_months_merged.csv": None}),),
+            _tafeng,
+            counts=None,
         ),
     )
 }

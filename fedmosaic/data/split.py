@@ -126,7 +126,11 @@ def ratio_split(
     return _assemble(data, rows, in_held & ~in_test, in_test, rule, straddle=False, counts={})
 
 
-SPLITS: dict[str, Callable[..., Split]] = {"leave-one-out": leave_one_out, "time": time_split, "ratio": ratio_split}
+SPLITS: dict[str, Callable[..., Split]] = {
+    "leave-one-out": leave_one_out,
+    "time": time_split,
+    "ratio": ratio_split,
+}
 
 
 def _order(data: Interactions, ties: Ties) -> I64:
@@ -166,14 +170,14 @@ def _assemble(
     known = np.bincount(user[train], minlength=len(data.users))
     homeless = (validation | test) & (known[user] == 0)
     counts["held-out rows of users without training rows, not evaluated"] = int(homeless.sum())
-    parts = [
+    trained, validated, tested = (
         Ragged.group(user[mask], item[mask], len(data.users))
         for mask in (train, validation & ~homeless, test & ~homeless)
-    ]
-    counts["cold test items"] = int((~np.isin(parts[2].values, parts[0].values)).sum())
-    if parts[2].values.size == 0:
+    )
+    counts["cold test items"] = int((~np.isin(tested.values, trained.values)).sum())
+    if tested.values.size == 0:
         raise DataError("no user can be evaluated: every user has too few events for this split")
-    return Split(data, *parts, rule=rule, counts={k: v for k, v in counts.items() if v})
+    return Split(data, trained, validated, tested, rule=rule, counts={k: v for k, v in counts.items() if v})
 
 
 def _check_shares(validation: float, test: float) -> None:

@@ -25,7 +25,9 @@ TASTES = 8
 F32 = npt.NDArray[np.float32]
 
 
-def synthetic(users: int = 2000, items: int = 1000, per_user: int = 20, *, seed: int = 0, skew: float = 1.0) -> Interactions:
+def synthetic(
+    users: int = 2000, items: int = 1000, per_user: int = 20, *, seed: int = 0, skew: float = 1.0
+) -> Interactions:
     """Interactions of a made-up shop; user and item ids are integers from 0.
 
     >>> a = synthetic(50, 40, 5, seed=1)
@@ -44,7 +46,13 @@ def synthetic(users: int = 2000, items: int = 1000, per_user: int = 20, *, seed:
 
 
 def synthetic_chunks(
-    users: int, items: int, per_user: int, *, seed: int = 0, skew: float = 1.0, clients_per_chunk: int = 65_536
+    users: int,
+    items: int,
+    per_user: int,
+    *,
+    seed: int = 0,
+    skew: float = 1.0,
+    clients_per_chunk: int = 65_536,
 ) -> Iterator[I32]:
     """The item rows of successive groups of users, shape [group, per_user], in order of time."""
     if not 1 <= per_user <= items // 4:

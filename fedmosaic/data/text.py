@@ -38,6 +38,7 @@ class TextFormat:
         >>> TextFormat.of(Path("shop.tsv.gz")).separator
         '\\t'
         """
+        spelled = {"tab": "\t", "\\t": "\t", "space": " "}
         endings = {".tsv": "\t", ".inter": "\t", ".item": "\t", ".csv": ",", ".txt": ",", ".dat": ","}
         if separator is None:
             suffix = Path(path.name.removesuffix(".gz")).suffix
@@ -48,6 +49,7 @@ class TextFormat:
                     source=path,
                 )
             separator = endings[suffix]
+        separator = spelled.get(separator, separator)
         if not separator:
             raise DataError("the separator is empty", source=path)
         return cls(separator=separator, header=header, quoted=separator in {",", ";"}, encoding=encoding)
@@ -62,6 +64,9 @@ class Limits:
     ratio_from: int = 64 << 20  # small files may compress arbitrarily well
 
 
+LIMITS = Limits()
+
+
 @dataclass(frozen=True)
 class Table:
     """Columns of text, the line each row began on (known only to the careful reader), and rows set apart."""
@@ -71,7 +76,7 @@ class Table:
     left_out: dict[str, int] = field(default_factory=dict)
 
 
-def read_bytes(path: Path, limits: Limits = Limits()) -> bytes:
+def read_bytes(path: Path, limits: Limits = LIMITS) -> bytes:
     """The content of a plain or gzip file, within the limits."""
     try:
         size = path.stat().st_size
@@ -88,7 +93,7 @@ def read_bytes(path: Path, limits: Limits = Limits()) -> bytes:
         raise DataError(f"the gzip data is damaged or cut short ({error})", source=path) from None
 
 
-def _capped(stream: IO[bytes], size: int, source: object, limits: Limits) -> bytes:
+def _capped(stream: IO[bytes] | gzip.GzipFile, size: int, source: object, limits: Limits) -> bytes:
     parts: list[bytes] = []
     total = 0
     while part := stream.read(1 << 22):
@@ -221,14 +226,15 @@ def _careful(text: str, fmt: TextFormat, source: object, lenient: bool) -> Table
         raise DataError("the file has a header and no rows", source=source)
     columns = zip(*rows, strict=True)
     frame = pl.DataFrame(
-        {name: pl.Series(name, [v or None for v in values], dtype=pl.String) for name, values in zip(names, columns, strict=True)}
+        {
+            name: pl.Series(name, [v or None for v in values], dtype=pl.String)
+            for name, values in zip(names, columns, strict=True)
+        }
     )
     return Table(frame, lines, left_out)
 
 
-def _structure_problem(
-    line: int, fields: list[str] | DataError, names: list[str], source: object
-) -> DataError | None:
+def _structure_problem(line: int, fields: list[str] | DataError, names: list[str], source: object) -> DataError | None:
     if isinstance(fields, DataError):
         return fields
     if len(fields) != len(names):

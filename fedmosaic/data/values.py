@@ -21,13 +21,13 @@ def check_ids(column: pl.Series, role: str) -> tuple[pl.Series, Problems]:
     if column.dtype == pl.String:
         return column, [(role, "is blank", column.is_null() | (column == ""))]
     if column.dtype.is_integer():
-        if column.dtype == pl.UInt64:
-            column = column.cast(pl.String)  # may not fit a signed word
-        else:
-            column = column.cast(pl.Int64)
+        # the largest unsigned words do not fit a signed one
+        column = column.cast(pl.String if column.dtype == pl.UInt64 else pl.Int64)
         return column, [(role, "is blank", column.is_null())]
     everything = pl.repeat(True, column.len(), eager=True)
-    reason = f"ids must be text or integers, not {column.dtype}: cast the column first, so that no id passes through a float"
+    reason = (
+        f"ids must be text or integers, not {column.dtype}: cast the column first, so that no id passes through a float"
+    )
     return column.cast(pl.String), [(role, reason, everything)]
 
 

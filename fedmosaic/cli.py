@@ -1,0 +1,396 @@
+"""The command: thin verbs over the library. Results go to stdout, progress and notes to stderr.
+
+Exit codes: 0 done, 1 the work failed, 2 the request was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedmosaic.errors import FedmosaicError, RequestError, SettingsError
+
+app = typer.Typer(
+    help="Federated recommendation: histories stay on devices, every user gets their own list.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets (or set FEDMOSAIC_DATA).")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def main() -> None:
+    """Entry point: library errors become one line and an exit code."""
+    try:
+        app()
+    except FedmosaicError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, RequestError) else 1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:  # the reader of our output has gone, as in `fedmosaic ... | head`
+        sys.stderr.close()
+        sys.exit(1)
+
+
+@app.command()
+def run(
+    method: Annotated[str | None, typer.Argument(help="A method of `fedmosaic list methods`.")] = None,
+    dataset: Annotated[str | None, typer.Argument(help="A data set of `fedmosaic list data`, or a file.")] = None,
+    pairs: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", metavar="KEY=VALUE...")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    seed: Annotated[int | None, typer.Option(help="One integer; everything random follows from it.")] = None,
+    pool: Annotated[str | None, typer.Option(help="Negative pool: strict, legacy or isolated.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A config.toml; what is given on the line wins.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/..., named by the settings).")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a method on a data set, select on validation, report the test."""
+    from fedmosaic import run as runs
+    from fedmosaic.config import Settings, parse_pairs
+
+    words = [w for w in (method, dataset) if w is not None]
+    plain = [w for w in words if "=" not in w]
+    given = parse_pairs([w for w in words if "=" in w] + list(pairs or []))
+    for key, value in {"rounds": rounds, "seed": seed, "pool": pool}.items():
+        if value is not None:
+            if key in given:
+                raise SettingsError(f"{key} is given both as an option and as key=value")
+            given[key] = value
+    if config is not None:
+        if not config.is_file():
+            raise SettingsError(f"no such file: {config}")
+        base = Settings.from_toml(config.read_text(), config)
+        merged = base.model_dump(exclude={"method", "dataset"}) | given
+        settings = Settings.make((plain or [base.method])[0], (plain[1:] or [base.dataset])[0], merged)
+    elif len(plain) == 2:
+        settings = Settings.make(plain[0], plain[1], given)
+    else:
+        raise SettingsError("say which METHOD and DATASET to run, for example: fedmosaic run ease ml-100k")
+    place = out or runs.default_place(settings)
+    note_licence(settings.dataset, data_dir)
+    with progress_bar(f"{settings.method} on {settings.dataset}", quiet) as progress:
+        summary = runs.start(settings, place, data_dir=data_dir, progress=progress)
+    show_summary(summary, as_json)
+
+
+@app.command()
+def resume(
+    place: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue an interrupted run; it ends in the same bytes as if it had never stopped."""
+    from fedmosaic import run as runs
+
+    with progress_bar(f"resume {place}", quiet) as progress:
+        summary = runs.resume(place, data_dir=data_dir, progress=progress)
+    show_summary(summary, as_json)
+
+
+@app.command()
+def show(
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    as_json: Json = False,
+) -> None:
+    """Print the results of finished runs again."""
+    from fedmosaic.run import RunFolder
+
+    summaries = [RunFolder.open(p).summary() for p in places]
+    if as_json:
+        print(json.dumps(summaries[0] if len(summaries) == 1 else summaries))
+        return
+    for summary in summaries:
+        show_summary(summary, False)
+
+
+@app.command()
+def recommend(
+    place: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a saved model.")],
+    user: Annotated[list[str], typer.Option(help="User id; may be repeated.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Length of the list.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """The best unseen items of a user, by the user's own id, with titles where they are known."""
+    from fedmosaic.recommender import FederatedRecommender
+    from fedmosaic.run import RunFolder
+
+    saved = (place / "model.json").is_file()
+    model = FederatedRecommender.load(place) if saved else RunFolder.open(place).recommender()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lists = model.recommend(user, k)
+    for warning in caught:
+        print(f"note: {warning.message}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(lists.to_dicts()))
+        return
+    for one in user:
+        rows = lists.filter(lists["user"].cast(str) == one)
+        print_table(f"user {one}", ["rank", "item", "title", "score"], [_list_row(r) for r in rows.to_dicts()])
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="methods, data or metrics")] = "methods", as_json: Json = False
+) -> None:
+    """What there is."""
+    rows = _catalogue(kind)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    print_table(kind, list(rows[0]), [[str(v) for v in row.values()] for row in rows])
+
+
+@app.command()
+def describe(method: Annotated[str, typer.Argument(help="A method.")], as_json: Json = False) -> None:
+    """A method: its paper, its settings, what leaves the device, and the numbers to expect."""
+    from fedmosaic.zoo import entry
+
+    found = entry(method)
+    settings = [
+        {"setting": name, "default": field.default, "meaning": field.description or ""}
+        for name, field in found.settings.model_fields.items()
+    ]
+    n_items = 1682
+    up, down = found.settings().traffic(n_items)
+    described = {
+        "method": method,
+        "title": found.title,
+        "paper": found.paper,
+        "settings": settings,
+        "expect": found.expect,
+        "bytes": {"items": n_items, "up": up, "down": down},
+    }
+    if as_json:
+        print(json.dumps(described))
+        return
+    out = console()
+    out.print(f"[bold]{method}[/]: {found.title}\n{found.paper}\n")
+    out.print((found.settings.__doc__ or "").strip(), markup=False)
+    print_table("settings", ["setting", "default", "meaning"], [[str(v) for v in s.values()] for s in settings])
+    out.print(f"per client and round, {n_items:,} items: sends {up:,} bytes (dense), receives {down:,}")
+    for dataset, (hr, ndcg) in found.expect.items():
+        out.print(f"expect on {dataset} (strict, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What a bug report needs: versions, machine, cache, data folder."""
+    import os
+
+    from fedmosaic.data.fetch import cache_folder
+    from fedmosaic.run import environment
+
+    cache = cache_folder()
+    report = environment() | {
+        "cache": str(cache),
+        "cached": sorted(p.name for p in cache.iterdir()) if cache.is_dir() else [],
+        "FEDMOSAIC_DATA": os.environ.get("FEDMOSAIC_DATA", "not set"),
+    }
+    if as_json:
+        print(json.dumps(report))
+        return
+    rows = [
+        [k, ", ".join(f"{n} {v}" for n, v in value.items()) if isinstance(value, dict) else str(value)]
+        for k, value in report.items()
+    ]
+    print_table("doctor", ["what", "value"], rows)
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """Named data sets."""
+    list_("data", as_json)
+
+
+@data_app.command("fetch")
+def data_fetch(names: Annotated[list[str], typer.Argument(help="Data sets.")], data_dir: DataDir = None) -> None:
+    """Bring data sets into the cache (or find them in the data folder)."""
+    from fedmosaic.data.sources import source
+
+    for name in names:
+        found = source(name).find(data_dir)
+        print(f"{name}: {found.fetched or 'already here'} -> {found.folder}")
+        if found.fetched:
+            print(f"  licence: {source(name).licence}", file=sys.stderr)
+
+
+@data_app.command("describe")
+def data_describe(
+    name: Annotated[str, typer.Argument(help="A data set or a file.")],
+    pairs: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", metavar="KEY=VALUE...")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Counts, as papers print them."""
+    from fedmosaic.config import Settings, parse_pairs
+
+    note_licence(name, data_dir)
+    counts = Settings.make("popularity", name, parse_pairs(pairs or [])).load_data(data_dir).describe()
+    if as_json:
+        print(json.dumps({"dataset": name, **counts}))
+        return
+    print_table(name, ["what", "count"], [[k, _plain(v)] for k, v in counts.items()])
+
+
+def note_licence(dataset: str, data_dir: Path | None) -> None:
+    """Fetch a named set if needed, and print its licence the one time it is brought."""
+    from fedmosaic.data.sources import SOURCES
+
+    if dataset in SOURCES:
+        found = SOURCES[dataset].find(data_dir)
+        if found.fetched:
+            print(
+                f"fetched {dataset} from {found.fetched}\nlicence: {SOURCES[dataset].licence}",
+                file=sys.stderr,
+            )
+
+
+@contextmanager
+def progress_bar(title: str, quiet: bool) -> Iterator[Any]:
+    """A bar on a terminal, a line per tenth of the work elsewhere."""
+    if quiet:
+        yield None
+    elif not sys.stderr.isatty():
+        yield _plain_progress
+    else:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn(title),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console(stderr=True)) as bar:
+            task = bar.add_task(title, total=None, note="")
+
+            def update(number: int, total: int, line: dict[str, Any]) -> None:
+                bar.update(task, completed=number, total=total, note=_note(line))
+
+            yield update
+
+
+def _plain_progress(number: int, total: int, line: dict[str, Any]) -> None:
+    if number % max(1, total // 10) == 0 or number == total:
+        print(f"round {number}/{total} {_note(line)}", file=sys.stderr, flush=True)
+
+
+def _note(line: dict[str, Any]) -> str:
+    parts = [f"loss {line['loss']:.4f}"] if line.get("loss") is not None else []
+    if "validation" in line:
+        parts.append(f"validation HR@10 {100 * line['validation']['sampled']['hr@10']:.2f}")
+    return " ".join(parts)
+
+
+def show_summary(summary: dict[str, Any], as_json: bool) -> None:
+    """The result as a table with its references, or as one JSON object."""
+    if as_json:
+        print(json.dumps(summary))
+        return
+    rows = [("chance", summary["reference"]["chance"]), ("popularity", summary["reference"]["popularity"])]
+    print_results(f"{summary['method']} on {summary['dataset']}, test", [*rows, (summary["method"], summary["test"])])
+    out = console()
+    cost, low, high = summary["cost"], summary["interval"]["full"]["low"], summary["interval"]["full"]["high"]
+    out.print(f"protocol: {summary['protocol']}", markup=False)
+    out.print(
+        f"round {summary['best_round']} of {summary['rounds']}; full HR@10 95 % interval "
+        f"{100 * low:.2f} to {100 * high:.2f} over {summary['counts']['evaluated']:,} users"
+    )
+    out.print(
+        f"cost: {cost['seconds']:.2f} s, {cost['cpu_seconds']:.2f} CPU s, peak {cost['peak_mb']:.0f} MB; "
+        f"per client and round {cost['bytes_up']:,} bytes up, {cost['bytes_down']:,} down"
+    )
+    out.print(f"run folder: {summary['run']}", markup=False)
+
+
+def print_results(title: str, rows: list[tuple[str, dict[str, Any]]]) -> None:
+    """Rows of (name, {"full": ..., "sampled": ...}) in percent."""
+    cells = [
+        [name, *(f"{100 * result[p][m]:.2f}" for p in ("full", "sampled") for m in ("hr@10", "ndcg@10"))]
+        for name, result in rows
+    ]
+    print_table(title, ["method", "full HR@10", "full NDCG@10", "1+99 HR@10", "1+99 NDCG@10"], cells)
+
+
+def print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """One table on stdout."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        table.add_column(name, justify="right" if "@" in name or name in {"rank", "score"} else "left")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def console(stderr: bool = False) -> Any:
+    """A rich console; wide when the output is not a terminal, so that nothing is cut."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else 140)
+
+
+def _catalogue(kind: str) -> list[dict[str, Any]]:
+    from fedmosaic.errors import UnknownNameError
+
+    if kind == "methods":
+        from fedmosaic.zoo import ZOO
+
+        return [{"method": e.name, "what": e.title, "paper": e.paper} for e in ZOO.values()]
+    if kind == "data":
+        from fedmosaic.data.sources import SOURCES
+
+        rows = [
+            {"data set": s.name, "what": s.title, "counts": " / ".join(f"{c:,}" for c in s.counts or ())}
+            for s in SOURCES.values()
+        ]
+        return [
+            *rows,
+            {
+                "data set": "synthetic",
+                "what": "made-up shop of any size (users=, items=, per_user=)",
+                "counts": "",
+            },
+        ]
+    if kind == "metrics":
+        from fedmosaic.metrics import CUTS, NAMES
+
+        return [{"metric": name, "cuts": ", ".join(map(str, CUTS))} for name in NAMES]
+    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics"])
+
+
+def _list_row(row: dict[str, Any]) -> list[str]:
+    return [str(row["rank"]), str(row["item"]), str(row.get("title") or ""), f"{row['score']:.4f}"]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v:,}" for k, v in value.items()) or "none"
+    return str(value)

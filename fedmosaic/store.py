@@ -1,0 +1,96 @@
+"""Files that are whole or absent: temporary name, fsync, rename, fsync of the folder; tensors carry their digest.
+
+Tensors are stored as safetensors, tables as Parquet, everything else as JSON or TOML. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedmosaic.errors import RunError
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Replace a file at once: a reader, or a crash, sees the old content or the new."""
+    data = content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    scratch = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Readable JSON, atomically."""
+    write_atomic(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """JSON of a file that must exist and be whole."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing") from None
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+
+
+def save_tensors(path: Path, tensors: Tensors, meta: Mapping[str, Any] | None = None) -> None:
+    """Write tensors with JSON metadata and a digest over both."""
+    whole = {name: np.ascontiguousarray(t) for name, t in tensors.items()}
+    described = json.dumps(dict(meta or {}), sort_keys=True)
+    write_atomic(path, save(whole, metadata={"meta": described, "sha256": _digest(whole, described)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Read tensors back; truncated, altered or foreign files are refused."""
+    try:
+        with safe_open(path, framework="numpy") as stream:
+            header = stream.metadata() or {}
+            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118  (not a dict)
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+    described = header.get("meta", "")
+    if header.get("sha256") != _digest(tensors, described):
+        raise RunError(f"{path} is damaged or foreign: its content does not have the digest it declares")
+    return tensors, json.loads(described)
+
+
+def _digest(tensors: Tensors, described: str) -> str:
+    h = hashlib.sha256(described.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        h.update(f"{name}|{value.dtype.str}|{value.shape}|".encode())
+        h.update(np.ascontiguousarray(value).data)
+    return h.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
