@@ -1,6 +1,6 @@
 """Speed of the ground floor: loading, evaluation from factors, negative sampling. Prints medians and their limits.
 
-    python benchmarks/ground_floor.py [--data-dir FOLDER]
+python benchmarks/ground_floor.py [--data-dir FOLDER]
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fedmosaic import leave_one_out, load
-from fedmosaic.cli import print_table
 from fedmosaic.data.negatives import draw_candidates, excluded_items, sample_negatives
 from fedmosaic.evaluate import evaluate
+from fedmosaic.report.console import print_table
 
 
 class Factors:

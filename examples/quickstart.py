@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from fedmosaic import FederatedRecommender, leave_one_out, load
-from fedmosaic.cli import note_licence, print_results, print_table
+from fedmosaic.cli import note_licence
+from fedmosaic.report.console import print_results, print_table
 
 USER = "196"
 
@@ -14,7 +16,7 @@ def main() -> None:
     note_licence("ml-100k", None)
     films = load("ml-100k")
     split = leave_one_out(films)
-    rows = []
+    rows: list[tuple[str, Any]] = []
     for method in ("popularity", "itemknn", "ials", "ease"):
         began = time.perf_counter()
         model = FederatedRecommender(method).fit(split)

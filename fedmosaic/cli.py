@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedmosaic.errors import FedmosaicError, RequestError, SettingsError
+from fedmosaic.report.console import console, list_row, plain, print_table, progress_bar, show_summary
 
 app = typer.Typer(
     help="Federated recommendation: histories stay on devices, every user gets their own list.",
@@ -143,7 +142,7 @@ def recommend(
         return
     for one in user:
         rows = lists.filter(lists["user"].cast(str) == one)
-        print_table(f"user {one}", ["rank", "item", "title", "score"], [_list_row(r) for r in rows.to_dicts()])
+        print_table(f"user {one}", ["rank", "item", "title", "score"], [list_row(r) for r in rows.to_dicts()])
 
 
 @app.command("list")
@@ -247,7 +246,7 @@ def data_describe(
     if as_json:
         print(json.dumps({"dataset": name, **counts}))
         return
-    print_table(name, ["what", "count"], [[k, _plain(v)] for k, v in counts.items()])
+    print_table(name, ["what", "count"], [[k, plain(v)] for k, v in counts.items()])
 
 
 def note_licence(dataset: str, data_dir: Path | None) -> None:
@@ -261,94 +260,6 @@ def note_licence(dataset: str, data_dir: Path | None) -> None:
                 f"fetched {dataset} from {found.fetched}\nlicence: {SOURCES[dataset].licence}",
                 file=sys.stderr,
             )
-
-
-@contextmanager
-def progress_bar(title: str, quiet: bool) -> Iterator[Any]:
-    """A bar on a terminal, a line per tenth of the work elsewhere."""
-    if quiet:
-        yield None
-    elif not sys.stderr.isatty():
-        yield _plain_progress
-    else:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn(title),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console(stderr=True)) as bar:
-            task = bar.add_task(title, total=None, note="")
-
-            def update(number: int, total: int, line: dict[str, Any]) -> None:
-                bar.update(task, completed=number, total=total, note=_note(line))
-
-            yield update
-
-
-def _plain_progress(number: int, total: int, line: dict[str, Any]) -> None:
-    if number % max(1, total // 10) == 0 or number == total:
-        print(f"round {number}/{total} {_note(line)}", file=sys.stderr, flush=True)
-
-
-def _note(line: dict[str, Any]) -> str:
-    parts = [f"loss {line['loss']:.4f}"] if line.get("loss") is not None else []
-    if "validation" in line:
-        parts.append(f"validation HR@10 {100 * line['validation']['sampled']['hr@10']:.2f}")
-    return " ".join(parts)
-
-
-def show_summary(summary: dict[str, Any], as_json: bool) -> None:
-    """The result as a table with its references, or as one JSON object."""
-    if as_json:
-        print(json.dumps(summary))
-        return
-    rows = [("chance", summary["reference"]["chance"]), ("popularity", summary["reference"]["popularity"])]
-    print_results(f"{summary['method']} on {summary['dataset']}, test", [*rows, (summary["method"], summary["test"])])
-    out = console()
-    cost, low, high = summary["cost"], summary["interval"]["full"]["low"], summary["interval"]["full"]["high"]
-    out.print(f"protocol: {summary['protocol']}", markup=False)
-    out.print(
-        f"round {summary['best_round']} of {summary['rounds']}; full HR@10 95 % interval "
-        f"{100 * low:.2f} to {100 * high:.2f} over {summary['counts']['evaluated']:,} users"
-    )
-    out.print(
-        f"cost: {cost['seconds']:.2f} s, {cost['cpu_seconds']:.2f} CPU s, peak {cost['peak_mb']:.0f} MB; "
-        f"per client and round {cost['bytes_up']:,} bytes up, {cost['bytes_down']:,} down"
-    )
-    out.print(f"run folder: {summary['run']}", markup=False)
-
-
-def print_results(title: str, rows: list[tuple[str, dict[str, Any]]]) -> None:
-    """Rows of (name, {"full": ..., "sampled": ...}) in percent."""
-    cells = [
-        [name, *(f"{100 * result[p][m]:.2f}" for p in ("full", "sampled") for m in ("hr@10", "ndcg@10"))]
-        for name, result in rows
-    ]
-    print_table(title, ["method", "full HR@10", "full NDCG@10", "1+99 HR@10", "1+99 NDCG@10"], cells)
-
-
-def print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
-    """One table on stdout."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in header:
-        table.add_column(name, justify="right" if "@" in name or name in {"rank", "score"} else "left")
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
-
-
-def console(stderr: bool = False) -> Any:
-    """A rich console; wide when the output is not a terminal, so that nothing is cut."""
-    from rich.console import Console
-
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else 140)
 
 
 def _catalogue(kind: str) -> list[dict[str, Any]]:
@@ -378,19 +289,3 @@ def _catalogue(kind: str) -> list[dict[str, Any]]:
 
         return [{"metric": name, "cuts": ", ".join(map(str, CUTS))} for name in NAMES]
     raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics"])
-
-
-def _list_row(row: dict[str, Any]) -> list[str]:
-    return [str(row["rank"]), str(row["item"]), str(row.get("title") or ""), f"{row['score']:.4f}"]
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {v:,}" for k, v in value.items()) or "none"
-    return str(value)

@@ -12,9 +12,11 @@ import numpy.typing as npt
 import polars as pl
 
 from fedmosaic import zoo
-from fedmosaic.data.interactions import Id, Interactions, Vocab, as_polars
+from fedmosaic.data.clean import as_polars
+from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.negatives import Pool, draw_candidates, excluded_items
 from fedmosaic.data.split import Part, Split
+from fedmosaic.data.vocab import Id, Vocab
 from fedmosaic.errors import RunError, SettingsError
 from fedmosaic.evaluate import Evaluation, checked_scores, evaluate, top_items
 from fedmosaic.ragged import I64, Ragged
@@ -121,7 +123,7 @@ class FederatedRecommender:
         self._check_fitted()
         what = _as_list(items)
         rows = self.items_.require(what)
-        vectors = np.asarray(self._method.vectors(self.state_), dtype=np.float64)
+        vectors = np.ascontiguousarray(self._method.vectors(self.state_), dtype=np.float64)
         length = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
         cosine = (vectors[rows] @ vectors.T) / np.outer(length[rows], length)
         cosine[np.arange(rows.size), rows] = -np.inf

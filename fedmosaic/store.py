@@ -60,14 +60,16 @@ def save_tensors(path: Path, tensors: Tensors, meta: Mapping[str, Any] | None = 
     """Write tensors with JSON metadata and a digest over both."""
     whole = {name: np.ascontiguousarray(t) for name, t in tensors.items()}
     described = json.dumps(dict(meta or {}), sort_keys=True)
-    write_atomic(path, save(whole, metadata={"meta": described, "sha256": _digest(whole, described)}))
+    # One key only: the order of several is not fixed by the format, and equal content must be equal bytes.
+    header = json.dumps({"meta": described, "sha256": _digest(whole, described)})
+    write_atomic(path, save(whole, metadata={"fedmosaic": header}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Read tensors back; truncated, altered or foreign files are refused."""
     try:
         with safe_open(path, framework="numpy") as stream:
-            header = stream.metadata() or {}
+            header = json.loads((stream.metadata() or {}).get("fedmosaic", "{}"))
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118  (not a dict)
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None

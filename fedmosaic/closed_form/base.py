@@ -93,6 +93,7 @@ def fit(form: ClosedForm, histories: sparse.csr_array, *, seed: int = 0, clients
     """All rounds: central with one chunk of everybody (the default), per device with chunks of one.
 
     >>> from fedmosaic.closed_form.popularity import Popularity
+    >>> from fedmosaic.ragged import Ragged
     >>> fit(Popularity(), Ragged.from_rows([[0, 1], [1]]).to_csr(3))["count"].tolist()
     [1.0, 2.0, 0.0]
     """

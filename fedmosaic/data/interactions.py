@@ -7,9 +7,8 @@ Outside there are ids (text or integers, opaque); inside there are positions 0..
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,76 +17,12 @@ import numpy.typing as npt
 import polars as pl
 
 from fedmosaic import keys
+from fedmosaic.data.clean import as_polars, merge_duplicates, pick_columns, refuse_rows
 from fedmosaic.data.text import Table, TextFormat, read_table
 from fedmosaic.data.values import Problems, check_ids, check_ratings, check_times
-from fedmosaic.errors import DataError, UnknownNameError
+from fedmosaic.data.vocab import Vocab
+from fedmosaic.errors import DataError
 from fedmosaic.ragged import I32, I64
-
-Id = str | int
-MAX_LEFT_OUT = 0.05
-
-
-@dataclass(frozen=True, eq=False)
-class Vocab:
-    """Sorted distinct ids; a position is an index into them.
-
-    >>> v = Vocab.of(pl.Series(["b", "a", "b"]))
-    >>> v.positions(["a", "zz"]).tolist(), v.take(np.array([1])).to_list()
-    ([0, -1], ['b'])
-    """
-
-    ids: pl.Series
-    kind: str = "id"
-
-    @classmethod
-    def of(cls, column: pl.Series, kind: str = "id") -> Vocab:
-        """The vocabulary of a column."""
-        return cls(column.unique().sort().alias(kind), kind)
-
-    def __len__(self) -> int:
-        return self.ids.len()
-
-    def encode(self, column: pl.Series) -> I32:
-        """Positions of a column whose every id is known (fast, for whole tables)."""
-        lookup = pl.DataFrame({"id": self.ids, "position": np.arange(len(self), dtype=np.int32)})
-        joined = column.alias("id").to_frame().join(lookup, on="id", how="left", maintain_order="left")
-        return joined["position"].to_numpy().astype(np.int32, copy=False)
-
-    def positions(self, ids: Iterable[Id]) -> I64:
-        """Positions of ids, -1 where unknown. A number finds the text that spells it, and the other way round."""
-        return np.array([self._find(i) for i in ids], dtype=np.int64)
-
-    def require(self, ids: Iterable[Id]) -> I64:
-        """Positions of ids; an unknown one is an error that shows near names."""
-        wanted = list(ids)
-        found = self.positions(wanted)
-        if (found < 0).any():
-            missing = wanted[int(np.argmax(found < 0))]
-            raise UnknownNameError(self.kind, missing, self.ids.to_list())
-        return found
-
-    def take(self, positions: npt.NDArray[np.integer]) -> pl.Series:
-        """Ids at positions."""
-        return self.ids.gather(positions)
-
-    def digests(self) -> keys.U64:
-        """One 64-bit hash per id, the same for 7 and "7"."""
-        raw = b"".join(hashlib.blake2b(str(i).encode(), digest_size=8).digest() for i in self.ids)
-        return np.frombuffer(raw, dtype="<u8").astype(np.uint64)
-
-    def _find(self, key: Id) -> int:
-        found = self._index.get(key)
-        if found is not None:
-            return found
-        other: Id = str(key)
-        if self.ids.dtype != pl.String:
-            text = str(key)
-            other = int(text) if text.removeprefix("-").isdigit() and str(int(text)) == text else text
-        return self._index.get(other, -1)
-
-    @cached_property
-    def _index(self) -> dict[Id, int]:
-        return {i: p for p, i in enumerate(self.ids.to_list())}
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +73,7 @@ class Interactions:
         table = as_polars(frame)
         roles = {"user": user, "item": item, "rating": rating, "time": time}
         return cls._build(
-            Table(_columns(table, roles, "table")),
+            Table(pick_columns(table, roles, "table")),
             roles,
             source="table",
             unit="row",
@@ -179,7 +114,7 @@ class Interactions:
         named = {r: f"column_{c}" if isinstance(c, int) else c for r, c in roles.items()}
         for careful in (False, True):
             table = read_table(source, fmt, careful=careful, lenient=lenient)
-            picked = replace(table, frame=_columns(table.frame, named, source))
+            picked = replace(table, frame=pick_columns(table.frame, named, source))
             try:
                 return cls._build(
                     picked,
@@ -233,7 +168,7 @@ class Interactions:
             columns[role], found = check(raw) if check else check_ids(raw, role)
             problems += found
         frame = pl.DataFrame(columns).with_columns(row=pl.Series(np.arange(table.frame.height)))
-        frame, left_out = _refuse(frame, table, problems, roles, source, unit, lenient)
+        frame, left_out = refuse_rows(frame, table, problems, roles, source, unit, lenient)
         if min_rating is not None:
             if "rating" not in frame.columns:
                 raise DataError("min_rating was given, but no rating column", source=source)
@@ -246,7 +181,7 @@ class Interactions:
             raise DataError("no row is left", source=source)
         rows, merged = frame.height, 0
         if duplicates == "merge":
-            frame = _merge_duplicates(frame)
+            frame = merge_duplicates(frame)
             merged = rows - frame.height
         return cls._from_clean(frame, left_out={k: v for k, v in left_out.items() if v}, merged=merged, titles=titles)
 
@@ -324,82 +259,6 @@ class Interactions:
             "titles": self.info is not None,
             "digest": self.digest()[:16],
         }
-
-
-def as_polars(frame: Any) -> pl.DataFrame:
-    """Any common table as a Polars frame."""
-    if isinstance(frame, pl.DataFrame):
-        return frame
-    if isinstance(frame, pl.LazyFrame):
-        return frame.collect()
-    if isinstance(frame, Mapping):
-        return pl.DataFrame(frame, strict=False)
-    if hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "to_batches"):
-        return pl.DataFrame(frame)
-    if hasattr(frame, "columns") and hasattr(frame, "iloc"):  # pandas before it spoke Arrow
-        return pl.DataFrame({str(c): frame[c].tolist() for c in frame.columns}, strict=False)
-    raise DataError(f"cannot read a table from {type(frame).__name__}; give Polars, pandas, Arrow or a dict of columns")
-
-
-def _columns(frame: pl.DataFrame, roles: Mapping[str, Any], source: object) -> pl.DataFrame:
-    picked = {}
-    for role, name in roles.items():
-        if name is None:
-            continue
-        if name not in frame.columns:
-            raise DataError(
-                f"no column {name!r} for the {role}; the columns are {', '.join(map(repr, frame.columns))}. "
-                f"Say {role}=...",
-                source=source,
-            )
-        picked[role] = frame[name]
-    return pl.DataFrame(picked)
-
-
-def _refuse(
-    frame: pl.DataFrame,
-    table: Table,
-    problems: Problems,
-    roles: Mapping[str, Any],
-    source: object,
-    unit: str,
-    lenient: bool,
-) -> tuple[pl.DataFrame, dict[str, int]]:
-    """Strict: raise for the first bad row. Lenient: drop bad rows, count them by reason, refuse if they are many."""
-    left_out = dict(table.left_out)
-    bad = np.zeros(frame.height, dtype=bool)
-    first: tuple[int, str, str] | None = None
-    for role, reason, mask in problems:
-        hits = np.flatnonzero(mask.to_numpy() & ~bad)
-        if hits.size == 0:
-            continue
-        bad[hits] = True
-        left_out[f"{role} {reason}"] = int(hits.size)
-        if first is None or hits[0] < first[0]:
-            first = (int(hits[0]), role, reason)
-    if first is not None and not lenient:
-        row, role, reason = first
-        value = table.frame[role][row]
-        shown = "" if value is None or reason.startswith("ids must") else f": {value!r}"
-        where = table.lines[row] if table.lines is not None else row + 1
-        named = DataError(reason + shown, source=source, line=where, column=roles[role])
-        if unit == "row":
-            named.args = (str(named).replace(f"line {where}", f"row {where}"),)
-        raise named
-    total = frame.height + sum(table.left_out.values())
-    refused = sum(left_out.values())
-    if refused > MAX_LEFT_OUT * total:
-        counts = "; ".join(f"{n:,} x {reason}" for reason, n in left_out.items())
-        raise DataError(f"{refused:,} of {total:,} rows are bad, more than {MAX_LEFT_OUT:.0%}: {counts}", source=source)
-    return (frame.filter(~pl.Series(bad)) if bad.any() else frame), left_out
-
-
-def _merge_duplicates(frame: pl.DataFrame) -> pl.DataFrame:
-    """Of rows with the same user and item keep the latest (then the best rated): file order plays no part."""
-    if frame.select("user", "item").n_unique() == frame.height:
-        return frame
-    rank: list[str] = [c for c in ("time", "rating") if c in frame.columns] or ["row"]
-    return frame.sort(rank, maintain_order=True).unique(["user", "item"], keep="last", maintain_order=True).sort("row")
 
 
 def _info(titles: pl.DataFrame, items: Vocab) -> pl.DataFrame:

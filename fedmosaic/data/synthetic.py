@@ -14,7 +14,8 @@ import numpy.typing as npt
 import polars as pl
 
 from fedmosaic import keys
-from fedmosaic.data.interactions import Interactions, Vocab
+from fedmosaic.data.interactions import Interactions
+from fedmosaic.data.vocab import Vocab
 from fedmosaic.errors import SettingsError
 from fedmosaic.ragged import I32
 

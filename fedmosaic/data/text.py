@@ -107,7 +107,7 @@ def _capped(stream: IO[bytes] | gzip.GzipFile, size: int, source: object, limits
 
 
 def decode(data: bytes, encoding: str, source: object) -> str:
-    """Strict decoding; the error names the byte offset."""
+    """Strict decoding, without byte-order mark and carriage returns at line ends; the error names the byte offset."""
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
@@ -117,7 +117,7 @@ def decode(data: bytes, encoding: str, source: object) -> str:
         ) from None
     except LookupError:
         raise DataError(f"unknown encoding {encoding!r}", source=source) from None
-    return text.removeprefix("﻿")
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
 def read_table(path: Path, fmt: TextFormat, *, careful: bool = False, lenient: bool = False) -> Table:
@@ -154,10 +154,8 @@ def _names(first: list[str], fmt: TextFormat, source: object) -> list[str]:
 def _fast(text: str, fmt: TextFormat, source: object) -> Table | None:
     names = _names(_first_record(text[: 1 << 20], fmt, source), fmt, source)
     data = text.encode()
-    if b"\x00" in data or _UNIT in data:
+    if b"\x00" in data or b"\r" in data or _UNIT in data:
         return None
-    if b"\r" in data:
-        data = data.replace(b"\r\n", b"\n")
     separator = fmt.separator.encode()
     if len(separator) > 1:
         data, separator = data.replace(separator, _UNIT), _UNIT
@@ -183,7 +181,7 @@ def _records(text: str, fmt: TextFormat, source: object) -> Iterator[tuple[int, 
     """(line number, fields) of every non-blank record."""
     if not fmt.quoted:
         for number, line in enumerate(io.StringIO(text, newline="\n"), start=1):
-            line = line.removesuffix("\n").removesuffix("\r")
+            line = line.removesuffix("\n")
             if line:
                 yield number, line.split(fmt.separator)
         return

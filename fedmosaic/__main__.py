@@ -1,0 +1,5 @@
+"""`python -m fedmosaic` is the command."""
+
+from fedmosaic.cli import main
+
+main()

@@ -1,0 +1,115 @@
+"""Tables and progress on a terminal; plain text elsewhere. Results to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def progress_bar(title: str, quiet: bool) -> Iterator[Any]:
+    """A bar on a terminal, a line per tenth of the work elsewhere."""
+    if quiet:
+        yield None
+    elif not sys.stderr.isatty():
+        yield _plain_progress
+    else:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn(title),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console(stderr=True)) as bar:
+            task = bar.add_task(title, total=None, note="")
+
+            def update(number: int, total: int, line: dict[str, Any]) -> None:
+                bar.update(task, completed=number, total=total, note=_note(line))
+
+            yield update
+
+
+def _plain_progress(number: int, total: int, line: dict[str, Any]) -> None:
+    if number % max(1, total // 10) == 0 or number == total:
+        print(f"round {number}/{total} {_note(line)}", file=sys.stderr, flush=True)
+
+
+def _note(line: dict[str, Any]) -> str:
+    parts = [f"loss {line['loss']:.4f}"] if line.get("loss") is not None else []
+    if "validation" in line:
+        parts.append(f"validation HR@10 {100 * line['validation']['sampled']['hr@10']:.2f}")
+    return " ".join(parts)
+
+
+def show_summary(summary: dict[str, Any], as_json: bool) -> None:
+    """The result as a table with its references, or as one JSON object."""
+    if as_json:
+        print(json.dumps(summary))
+        return
+    rows = [("chance", summary["reference"]["chance"]), ("popularity", summary["reference"]["popularity"])]
+    print_results(f"{summary['method']} on {summary['dataset']}, test", [*rows, (summary["method"], summary["test"])])
+    out = console()
+    cost, low, high = summary["cost"], summary["interval"]["full"]["low"], summary["interval"]["full"]["high"]
+    out.print(f"protocol: {summary['protocol']}", markup=False)
+    out.print(
+        f"round {summary['best_round']} of {summary['rounds']}; full HR@10 95 % interval "
+        f"{100 * low:.2f} to {100 * high:.2f} over {summary['counts']['evaluated']:,} users"
+    )
+    out.print(
+        f"cost: {cost['seconds']:.2f} s, {cost['cpu_seconds']:.2f} CPU s, peak {cost['peak_mb']:.0f} MB; "
+        f"per client and round {cost['bytes_up']:,} bytes up, {cost['bytes_down']:,} down"
+    )
+    out.print(f"run folder: {summary['run']}", markup=False)
+
+
+def print_results(title: str, rows: list[tuple[str, dict[str, Any]]]) -> None:
+    """Rows of (name, {"full": ..., "sampled": ...}) in percent."""
+    cells = [
+        [name, *(f"{100 * result[p][m]:.2f}" for p in ("full", "sampled") for m in ("hr@10", "ndcg@10"))]
+        for name, result in rows
+    ]
+    print_table(title, ["method", "full HR@10", "full NDCG@10", "1+99 HR@10", "1+99 NDCG@10"], cells)
+
+
+def print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """One table on stdout."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        table.add_column(name, justify="right" if "@" in name or name in {"rank", "score"} else "left")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def console(stderr: bool = False) -> Any:
+    """A rich console; wide when the output is not a terminal, so that nothing is cut."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else 140)
+
+
+def list_row(row: dict[str, Any]) -> list[str]:
+    """A recommendation as table cells."""
+    return [str(row["rank"]), str(row["item"]), str(row.get("title") or ""), f"{row['score']:.4f}"]
+
+
+def plain(value: Any) -> str:
+    """A count or flag as people write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v:,}" for k, v in value.items()) or "none"
+    return str(value)

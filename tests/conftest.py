@@ -1,0 +1,54 @@
+"""Shared fixtures. Real data lies beside the repository or where FEDMOSAIC_DATA says; without it, tests skip."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmosaic.data.interactions import Interactions
+from fedmosaic.data.split import Split, leave_one_out
+
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    place = Path(os.environ.get("FEDMOSAIC_DATA", BESIDE))
+    if not place.is_dir():
+        pytest.skip("needs the real data sets: set FEDMOSAIC_DATA to their folder")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or writes the user's cache."""
+    monkeypatch.setenv("FEDMOSAIC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDMOSAIC_DATA", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def ml100k(real_data: Path) -> Split:
+    from fedmosaic.data.sources import load
+
+    return leave_one_out(load("ml-100k", real_data, download=False))
+
+
+def random_interactions(users: int = 30, items: int = 40, seed: int = 0, low: int = 4, high: int = 12) -> Interactions:
+    """Distinct pairs with times; every user has between `low` and `high` events."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        (u, int(i), int(rng.integers(0, 50)))
+        for u in range(users)
+        for i in rng.choice(items, rng.integers(low, high + 1), replace=False)
+    ]
+    user, item, time = zip(*rows, strict=True)
+    return Interactions.from_frame({"user": user, "item": item, "time": time}, time="time")
+
+
+@pytest.fixture
+def small() -> Split:
+    return leave_one_out(random_interactions())

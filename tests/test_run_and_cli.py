@@ -1,0 +1,331 @@
+"""Runs, folders, the recommender and the command: what a person types and sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedmosaic import FederatedRecommender, Interactions, leave_one_out
+from fedmosaic.config import Settings
+from fedmosaic.errors import RunError, SettingsError, UnknownNameError
+from fedmosaic.run import RunFolder, load_ranks, resume, start
+from fedmosaic.store import load_tensors, save_tensors
+
+SHOP = ["customer,sku,bought"] + [
+    f"c{u},p{(u * 3 + i * i) % 17},2024-0{1 + i % 9}-1{i % 9}" for u in range(25) for i in range(9)
+]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.csv"
+    path.write_text("\n".join(SHOP))
+    return path
+
+
+def fedmosaic(*words: str, cwd: Path, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmosaic", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | env,
+    )
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_unknown_shop_in_three_lines_of_python(shop: Path) -> None:
+    data = Interactions.from_csv(shop, user="customer", item="sku", time="bought")
+    model = FederatedRecommender("ease", lam=5).fit(data)
+    top = model.recommend("c3", k=4)
+    assert top.columns == ["user", "rank", "item", "score"]
+    assert top["rank"].to_list() == [1, 2, 3, 4]
+    seen = set(data.items.take(data.item[data.user == data.users.positions(["c3"])[0]]))
+    assert not seen & set(top["item"])
+
+
+def test_unknown_shop_in_two_commands(shop: Path) -> None:
+    words = ("user=customer", "item=sku", "time=bought", "lam=5")
+    out = fedmosaic("run", "ease", "shop.csv", *words, "--out", "r", "--json", cwd=shop.parent).stdout
+    summary = json.loads(out)
+    assert {"method", "dataset", "pool", "seed", "rounds", "best_round", "validation", "test", "cost", "run"} <= set(
+        summary
+    )
+    assert set(summary["test"]) >= {"sampled", "full"}
+    assert set(summary["cost"]) == {"seconds", "cpu_seconds", "peak_mb", "bytes_up", "bytes_down"}
+    lists = json.loads(fedmosaic("recommend", "r", "--user", "c3", "-k", "4", "--json", cwd=shop.parent).stdout)
+    assert [r["rank"] for r in lists] == [1, 2, 3, 4]
+
+
+def test_config_file_repeats_the_run(shop: Path) -> None:
+    words = ("user=customer", "item=sku", "time=bought", "--rounds", "3", "--seed", "5", "dim=4")
+    first = json.loads(fedmosaic("run", "ials", "shop.csv", *words, "--out", "a", "--json", cwd=shop.parent).stdout)
+    again = json.loads(fedmosaic("run", "--config", "a/config.toml", "--out", "b", "--json", cwd=shop.parent).stdout)
+    assert first["test"] == again["test"]
+    assert (shop.parent / "a/config.toml").read_text() == (shop.parent / "b/config.toml").read_text()
+    other = fedmosaic("run", "--config", "a/config.toml", "seed=6", "--out", "a", cwd=shop.parent, check=False)
+    assert other.returncode == 1
+    assert "holds a run with other settings" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("run", "eese", "ml-100k"), 2, "unknown method 'eese'; did you mean 'ease'?"),
+        (("run", "ease", "ml-100"), 2, "unknown data set 'ml-100'; did you mean 'ml-100k'?"),
+        (("run", "ease", "shop.csv", "lamda=3"), 2, "unknown setting 'lamda'; did you mean 'lam'?"),
+        (("run", "ease", "shop.csv", "lam=soft"), 2, "setting lam of method ease: Input should be a valid number"),
+        (("run", "ease", "shop.csv", "pool=loose"), 2, "setting pool of the run: Input should be 'strict', 'legacy'"),
+        (("run", "ease", "shop.csv", "seed=1", "--seed", "2"), 2, "given both as an option and as key=value"),
+        (("run", "ease", "shop.csv", "--rounds", "3"), 2, "setting rounds of method ease"),
+        (("run", "ease"), 2, "say which METHOD and DATASET"),
+        (("run", "ease", "shop.csv"), 1, "no column 'user' for the user; the columns are 'customer', 'sku', 'bought'"),
+        (("run", "ease", "none.csv"), 1, "none.csv: no such file"),
+        (("recommend", "nowhere", "--user", "1"), 1, "nowhere is not a run folder"),
+        (("list", "fish"), 2, "unknown catalogue 'fish'"),
+        (("bogus",), 2, "No such command"),
+    ],
+)
+def test_wrong_requests_are_told_in_a_line(shop: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    done = fedmosaic(*words, cwd=shop.parent, check=False)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (shop.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("list", "data"),
+        ("list", "metrics"),
+        ("describe", "ials"),
+        ("doctor",),
+        ("data", "list"),
+        ("data", "describe", "shop.csv", "user=customer", "item=sku"),
+    ],
+)
+def test_every_listing_has_a_table_and_json(shop: Path, words: tuple[str, ...]) -> None:
+    assert fedmosaic(*words, cwd=shop.parent).stdout.count("\n") > 3
+    json.loads(fedmosaic(*words, "--json", cwd=shop.parent).stdout)
+
+
+def test_tables_show_protocol_references_and_folder(shop: Path) -> None:
+    done = fedmosaic("run", "ease", "shop.csv", "user=customer", "item=sku", "--out", "r", cwd=shop.parent)
+    for word in ("chance", "popularity", "ease", "pool strict", "run folder: r", "95 % interval", "bytes up"):
+        assert word in done.stdout
+    assert fedmosaic("show", "r", cwd=shop.parent).stdout == done.stdout
+    unknown = fedmosaic("recommend", "r", "--user", "nobody", "-k", "2", cwd=shop.parent)
+    assert "note: unknown users get the most popular items: nobody" in unknown.stderr
+    assert unknown.stdout.count("p") > 1
+
+
+# --- run folder -------------------------------------------------------------------------------------------------
+
+
+def shop_settings(shop: Path, **given: Any) -> Settings:
+    return Settings.make(
+        "ials", str(shop), {"user": "customer", "item": "sku", "time": "bought", "dim": 4, "rounds": 6} | given
+    )
+
+
+def fingerprint(place: Path) -> dict[str, Any]:
+    """What a run ends in, without clocks."""
+    state, _ = load_tensors(place / "checkpoint" / "best.safetensors")
+    summary = json.loads((place / "summary.json").read_text())
+    lines = [json.loads(x) for x in (place / "metrics.jsonl").read_text().splitlines()]
+    ranks = (place / "ranks.safetensors").read_bytes()
+    return {
+        "state": {k: v.tobytes() for k, v in state.items()},
+        "summary": {k: v for k, v in summary.items() if k not in {"cost", "run"}},
+        "lines": [{k: v for k, v in line.items() if k != "seconds"} for line in lines],
+        "ranks": ranks,
+    }
+
+
+def test_resume_after_every_round_gives_the_same_bytes(shop: Path, tmp_path: Path) -> None:
+    settings = shop_settings(shop)
+    start(settings, tmp_path / "whole")
+    expected = fingerprint(tmp_path / "whole")
+
+    class StopError(Exception):
+        pass
+
+    for last in range(1, 7):
+
+        def stop(number: int, total: int, line: dict[str, Any], last: int = last) -> None:
+            if number == last:
+                raise StopError
+
+        place = tmp_path / f"cut{last}"
+        with pytest.raises(StopError):
+            start(settings, place, progress=stop)
+        assert not RunFolder.open(place).finished
+        with pytest.raises(RunError, match="not finished"):
+            RunFolder.open(place).summary()
+        resume(place)
+        assert fingerprint(place) == expected
+
+
+def test_kill_minus_nine_then_resume(shop: Path, tmp_path: Path) -> None:
+    settings = shop_settings(shop, rounds=40)
+    start(settings, tmp_path / "whole")
+    config = tmp_path / "whole" / "config.toml"
+    command = ["run", "--config", str(config), "--out", str(tmp_path / "cut"), "--quiet"]
+    process = subprocess.Popen([sys.executable, "-m", "fedmosaic", *command], cwd=shop.parent)
+    while not (tmp_path / "cut" / "checkpoint" / "latest.safetensors").exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    resume(tmp_path / "cut")
+    assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
+
+
+def test_damaged_checkpoint_falls_back_to_the_previous(shop: Path, tmp_path: Path) -> None:
+    settings = shop_settings(shop)
+    start(settings, tmp_path / "r")
+    expected = fingerprint(tmp_path / "r")
+    latest = tmp_path / "r" / "checkpoint" / "latest.safetensors"
+    whole = latest.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        mutant = bytearray(whole)
+        if rng.random() < 0.5:
+            mutant = mutant[: rng.integers(0, len(mutant))]
+        else:
+            mutant[rng.integers(0, len(mutant))] ^= 1 << rng.integers(0, 8)
+        if bytes(mutant) == whole:
+            continue
+        latest.write_bytes(bytes(mutant))
+        with pytest.raises(RunError, match="damaged"):
+            load_tensors(latest)
+    (tmp_path / "r" / "summary.json").unlink()
+    resume(tmp_path / "r")
+    assert fingerprint(tmp_path / "r") == expected
+    for name in ("latest", "previous"):
+        (latest.parent / f"{name}.safetensors").write_bytes(b"gone")
+    (tmp_path / "r" / "summary.json").unlink()
+    resume(tmp_path / "r")  # nothing usable: starts over, to the same end
+    assert fingerprint(tmp_path / "r") == expected
+
+
+def test_settings_round_trip_and_order_of_authority() -> None:
+    settings = Settings.make("itemknn", "ml-100k", {"neighbours": 20, "pool": "legacy", "select": "full:ndcg@10"})
+    assert Settings.from_toml(settings.to_toml()) == settings
+    assert settings.key() == Settings.from_toml(settings.to_toml()).key()
+    assert settings.key() != Settings.make("itemknn", "ml-100k", {"neighbours": 21}).key()
+    assert "leaks the held-out item" in settings.protocol()
+    with pytest.raises(SettingsError, match="is not TOML"):
+        Settings.from_toml("method = ")
+    with pytest.raises(SettingsError, match="does not say dataset"):
+        Settings.from_toml('method = "ease"')
+    with pytest.raises(UnknownNameError, match="'nieghbours'; did you mean 'neighbours'"):
+        Settings.make("itemknn", "ml-100k", {"nieghbours": 3})
+
+
+def test_foreign_folder_is_not_overwritten(shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(RunError, match="not a run folder"):
+        start(shop_settings(shop), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_ranks_of_a_run_can_be_read_back(shop: Path, tmp_path: Path) -> None:
+    summary = start(shop_settings(shop), tmp_path / "r")
+    for protocol in ("full", "sampled"):
+        assert load_ranks(tmp_path / "r", protocol).mean("hr", 10) == summary["test"][protocol]["hr@10"]
+
+
+# --- recommender ------------------------------------------------------------------------------------------------
+
+
+def frame(seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    rows = sorted({(int(u), int(i)) for u, i in zip(rng.integers(0, 20, 200), rng.integers(0, 30, 200), strict=True)})
+    return {"user": [u for u, _ in rows], "item": [i for _, i in rows]}
+
+
+@pytest.mark.parametrize("method", ["popularity", "itemknn", "ease", "ials"])
+def test_save_load_gives_the_same_recommendations(method: str, tmp_path: Path) -> None:
+    model = FederatedRecommender(method, seed=3).fit(frame())
+    model.save(tmp_path / "m")
+    loaded = FederatedRecommender.load(tmp_path / "m")
+    assert loaded.recommend(k=7).equals(model.recommend(k=7))
+    assert loaded.get_params() == model.get_params()
+    assert loaded.similar_items(3, k=4).equals(model.similar_items(3, k=4))
+
+
+def test_batch_equals_single_and_score_agrees() -> None:
+    model = FederatedRecommender("ease", lam=3).fit(frame())
+    together = model.recommend([4, 9], k=5)
+    apart = pl.concat([model.recommend(4, k=5), model.recommend([9], k=5)])
+    assert together["item"].equals(apart["item"])
+    assert together["score"].to_list() == pytest.approx(apart["score"].to_list(), abs=1e-6)
+    first = together.row(0, named=True)
+    assert model.score(first["user"], first["item"])["score"].to_list() == pytest.approx([first["score"]], abs=1e-6)
+    assert model.score([4, 9], [1, 2, 3]).height == 6
+
+
+def test_ids_come_back_as_they_went_in() -> None:
+    model = FederatedRecommender("popularity").fit(frame())
+    assert model.recommend(4)["user"].dtype.is_integer()
+    assert model.recommend("4")["item"].equals(model.recommend(4)["item"])
+    with pytest.warns(UserWarning, match="unknown users get the most popular items: 777"):
+        assert model.recommend(777, k=3).height == 3
+    with pytest.raises(UnknownNameError, match="unknown user '777'"):
+        model.recommend(777, on_unknown="error")
+    with pytest.raises(UnknownNameError, match="unknown item"):
+        model.score(4, 999)
+    with pytest.raises(SettingsError, match="k must be at least 1"):
+        model.recommend(4, k=0)
+
+
+def test_user_who_has_seen_nearly_everything_gets_a_short_list() -> None:
+    data = {"user": [1] * 9 + [2] * 10, "item": [*range(9), *range(10)]}
+    model = FederatedRecommender("popularity").fit(data)
+    assert model.recommend(1, k=5)["item"].to_list() == [9]
+    assert model.recommend(2, k=5).height == 0
+    assert model.recommend(2, k=5, exclude_seen=False).height == 5
+
+
+def test_mistakes_of_order_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not trained yet"):
+        FederatedRecommender("ease").recommend(1)
+    model = FederatedRecommender("ease").fit(frame())
+    with pytest.raises(RunError, match="nothing is held out"):
+        model.evaluate()
+    with pytest.raises(RunError, match="missing"):
+        FederatedRecommender.load(tmp_path)
+    model.save(tmp_path / "m")
+    (tmp_path / "m" / "model.json").write_text('{"format": 99}')
+    with pytest.raises(RunError, match="has format 99"):
+        FederatedRecommender.load(tmp_path / "m")
+    assert FederatedRecommender("ease").fit(leave_one_out(Interactions.from_frame(frame()))).evaluate().full.users.size
+
+
+def test_tensor_files_keep_dtype_shape_and_meta(tmp_path: Path) -> None:
+    tensors: dict[str, Any] = {
+        "a": np.arange(6).reshape(2, 3).T,
+        "b": np.zeros(0, dtype=np.float32),
+        "c": np.array([True]),
+    }
+    save_tensors(tmp_path / "t", tensors, {"round": 3})
+    found, meta = load_tensors(tmp_path / "t")
+    assert meta == {"round": 3}
+    for name, value in tensors.items():
+        assert (found[name].dtype, found[name].tolist()) == (value.dtype, value.tolist())
