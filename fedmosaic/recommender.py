@@ -14,7 +14,7 @@ import polars as pl
 from fedmosaic import zoo
 from fedmosaic.data.clean import as_polars
 from fedmosaic.data.interactions import Interactions
-from fedmosaic.data.negatives import Pool, draw_candidates, excluded_items
+from fedmosaic.data.negatives import Candidates, Pool, draw_candidates, excluded_items
 from fedmosaic.data.split import Part, Split
 from fedmosaic.data.vocab import Id, Vocab
 from fedmosaic.errors import RunError, SettingsError
@@ -196,8 +196,10 @@ class FederatedRecommender:
             raise RunError("this recommender is not trained yet; call fit(...) first")
 
 
-def training_set(split: Split, pool: Pool, candidates: Any = None) -> TrainingSet:
-    """What training may see of a split under a negative pool."""
+def training_set(split: Split, pool: Pool, candidates: Candidates | None = None) -> TrainingSet:
+    """What training may see of a split under a negative pool (`isolated` needs to know the candidate lists)."""
+    if pool == "isolated" and candidates is None:
+        candidates = draw_candidates(split)
     return TrainingSet(split.train, excluded_items(split, pool, candidates), split.n_items)
 
 

@@ -52,8 +52,8 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary))
         return
-    rows = [("chance", summary["reference"]["chance"]), ("popularity", summary["reference"]["popularity"])]
-    print_results(f"{summary['method']} on {summary['dataset']}, test", [*rows, (summary["method"], summary["test"])])
+    rows = {**summary["reference"], summary["method"]: summary["test"]}
+    print_results(f"{summary['method']} on {summary['dataset']}, test", list(rows.items()))
     out = console()
     cost, low, high = summary["cost"], summary["interval"]["full"]["low"], summary["interval"]["full"]["high"]
     out.print(f"protocol: {summary['protocol']}", markup=False)
