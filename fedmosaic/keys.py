@@ -84,6 +84,13 @@ def draws(key: Any, count: int, start: int = 0) -> U64:
     return result
 
 
+def draws_of(key: U64, count: int) -> U64:
+    """`count` draws of each key: shape [keys, count]."""
+    counters = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
+    result: U64 = mix(key[:, None] + counters[None, :])
+    return result
+
+
 def words_of(key: Any) -> U64:
     """A key (scalar or array) as an array, so that arithmetic wraps silently."""
     return np.atleast_1d(np.asarray(key, dtype=np.uint64))

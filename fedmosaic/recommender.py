@@ -56,8 +56,8 @@ class FederatedRecommender:
             histories = Ragged.group(known.user, known.item, len(known.users))
             training = TrainingSet(histories, histories.unique(), len(known.items))
         state: State = {}
-        for _, state, _ in train(self._method, training, self.seed):  # noqa: B007  (the last one counts)
-            pass
+        for step in train(self._method, training, self.seed):
+            state = step.state
         return self.restore(known.users, known.items, known.info, training, state)
 
     def restore(

@@ -7,25 +7,50 @@ evaluation for all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmosaic.evaluate import Scorer
-from fedmosaic.ragged import Ragged
+from fedmosaic.ragged import I64, Ragged
 
 State = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """All that training may see: histories by user position, and what may never be a negative."""
+    """All that training may see: histories by user position, and what may never be a negative.
+
+    A client is one user, or (`silos`) holds many; central training is one client that holds everybody.
+    """
 
     histories: Ragged
     excluded: Ragged
     n_items: int
+    silos: Ragged | None = None
+
+    @property
+    def n_users(self) -> int:
+        """Number of users."""
+        return len(self.histories)
+
+    @property
+    def n_clients(self) -> int:
+        """Number of clients."""
+        return self.n_users if self.silos is None else len(self.silos)
+
+    def members(self, clients: I64) -> Ragged:
+        """The users each of the clients holds."""
+        if self.silos is not None:
+            return self.silos.take(clients)
+        return Ragged(clients.astype(np.int32), np.arange(clients.size + 1))
+
+    def pooled(self) -> TrainingSet:
+        """The same data as one client that holds everybody."""
+        everybody = Ragged(np.arange(self.n_users, dtype=np.int32), np.array([0, self.n_users]))
+        return replace(self, silos=everybody)
 
 
 @dataclass(frozen=True)
@@ -36,6 +61,7 @@ class RoundRecord:
     bytes_up: int
     bytes_down: int
     loss: float | None = None
+    touched_rows: float | None = None
 
 
 class Method(Protocol):
@@ -50,8 +76,10 @@ class Method(Protocol):
         """State before round 1."""
         ...
 
-    def advance(self, data: TrainingSet, state: State, round: int, seed: int) -> tuple[State, RoundRecord]:
-        """State after a round, and what the round cost."""
+    def advance(
+        self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
+    ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
+        """State after a round, what the round cost, and the scores of a few items per user where they come cheaply."""
         ...
 
     def scorer(self, data: TrainingSet, state: State) -> Scorer:
@@ -63,11 +91,27 @@ class Method(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The end of a round."""
+
+    round: int
+    state: State
+    record: RoundRecord
+    answers: npt.NDArray[np.floating] | None
+
+
 def train(
-    method: Method, data: TrainingSet, seed: int, *, state: State | None = None, done: int = 0
-) -> Iterator[tuple[int, State, RoundRecord]]:
-    """Rounds done+1 .. method.rounds, yielding (round, state, record); the caller evaluates, stores, or stops."""
+    method: Method,
+    data: TrainingSet,
+    seed: int,
+    *,
+    state: State | None = None,
+    done: int = 0,
+    probe: Ragged | None = None,
+) -> Iterator[Step]:
+    """Rounds done+1 .. method.rounds; the caller evaluates, stores, or stops."""
     current = method.start(data, seed) if state is None else state
     for number in range(done + 1, method.rounds + 1):
-        current, record = method.advance(data, current, number, seed)
-        yield number, current, record
+        current, record, answers = method.advance(data, current, number, seed, probe)
+        yield Step(number, current, record, answers)

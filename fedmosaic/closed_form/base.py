@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy import sparse
 
 from fedmosaic.evaluate import Scorer
+from fedmosaic.ragged import Ragged
 from fedmosaic.training import RoundRecord, State, TrainingSet
 
 Sum = dict[str, npt.NDArray[Any]]
@@ -59,12 +60,14 @@ class ClosedForm(BaseModel, ABC):
         """State before round 1."""
         return self.init(data.n_items, seed)
 
-    def advance(self, data: TrainingSet, state: State, round: int, seed: int) -> tuple[State, RoundRecord]:
+    def advance(
+        self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
+    ) -> tuple[State, RoundRecord, None]:
         """Ask every client once, sum, solve."""
         histories = data.histories.to_csr(data.n_items)
         up, down = self.traffic(data.n_items)
         record = RoundRecord(clients=len(data.histories), bytes_up=up, bytes_down=down)
-        return self.apply(state, total(self, state, histories)), record
+        return self.apply(state, total(self, state, histories)), record, None
 
     def scorer(self, data: TrainingSet, state: State) -> Scorer:
         """Answers from the users' histories."""

@@ -64,16 +64,25 @@ def excluded_items(split: Split, pool: Pool, candidates: Candidates | None = Non
 
 
 def sample_negatives(
-    excluded: Ragged, counts: npt.NDArray[np.integer], n_items: int, *, seed: int, round: int
+    excluded: Ragged,
+    counts: npt.NDArray[np.integer],
+    n_items: int,
+    *,
+    seed: int,
+    round: int,
+    users: npt.NDArray[np.integer] | None = None,
 ) -> Ragged:
     """`counts[u]` uniform draws for each user from the items outside `excluded[u]`.
+
+    `users` names the rows when `excluded` holds only some of the users.
 
     >>> r = sample_negatives(Ragged.from_rows([[0, 2], [1]]), np.array([3, 2]), 4, seed=0, round=1)
     >>> r.lengths.tolist(), bool(np.isin(r[0], [1, 3]).all())
     ([3, 2], True)
     """
     counts = np.where(excluded.lengths < n_items, counts, 0)
-    client_keys = keys.derive(seed=seed, purpose=keys.Purpose.NEGATIVES, round=round, client=np.arange(len(excluded)))
+    who = np.arange(len(excluded)) if users is None else users
+    client_keys = keys.derive(seed=seed, purpose=keys.Purpose.NEGATIVES, round=round, client=who)
     offsets = offsets_of(counts)
     out = np.empty(offsets[-1], dtype=np.int32)
     _draw(excluded.values, excluded.offsets, client_keys, offsets, n_items, out)

@@ -1,0 +1,127 @@
+"""Who takes part in a round, and with which examples in which order. All of it keyed, none of it carried.
+
+A client's examples are its positives, then fresh negatives; every epoch shuffles them with the client's own key and
+cuts batches from the front, the last one as short as it comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from fedmosaic import keys
+from fedmosaic.data.negatives import sample_negatives
+from fedmosaic.ragged import I32, I64, Ragged, offsets_of
+from fedmosaic.training import TrainingSet
+
+_mix = numba.njit(inline="always")(keys.mix)
+_GOLDEN = keys.GOLDEN
+_S32 = np.uint64(32)
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Examples of some clients, grouped by client: item, label, and which of the group's users each belongs to."""
+
+    items: I32
+    labels: npt.NDArray[np.float32]
+    users: I32  # place among all members
+    offsets: I64  # per client
+    members: Ragged  # users of each client
+
+
+def draw_cohort(n_clients: int, share: float, *, seed: int, round: int) -> I64:
+    """The clients of a round, increasing: a keyed draw without replacement; at least one.
+
+    >>> draw_cohort(10, 0.3, seed=0, round=1).size
+    3
+    """
+    wanted = max(1, round_half_up(share * n_clients))
+    if wanted >= n_clients:
+        return np.arange(n_clients)
+    ticket = keys.draws(keys.derive(seed=seed, purpose=keys.Purpose.COHORT, round=round), n_clients)
+    return np.sort(np.argpartition(ticket, wanted)[:wanted])
+
+
+def round_half_up(value: float) -> int:
+    """Nearest whole number, halves upwards."""
+    return int(np.floor(value + 0.5))
+
+
+def make_examples(data: TrainingSet, clients: I64, *, negatives: int, seed: int, round: int) -> Examples:
+    """Positives and fresh negatives of some clients; a user with an empty pool gets positives only."""
+    users = data.members(clients)
+    histories = data.histories.take(users.values)
+    drawn = sample_negatives(
+        data.excluded.take(users.values),
+        negatives * histories.lengths,
+        data.n_items,
+        seed=seed,
+        round=round,
+        users=users.values,
+    )
+    # User by user: positives, then negatives.
+    per_user = histories.lengths + drawn.lengths
+    starts = offsets_of(per_user)
+    items = np.empty(starts[-1], dtype=np.int32)
+    labels = np.zeros(starts[-1], dtype=np.float32)
+    at = np.repeat(starts[:-1] - histories.offsets[:-1], histories.lengths) + np.arange(histories.values.size)
+    items[at], labels[at] = histories.values, 1
+    at = np.repeat(starts[:-1] + histories.lengths - drawn.offsets[:-1], drawn.lengths) + np.arange(drawn.values.size)
+    items[at] = drawn.values
+    owner = np.repeat(np.arange(users.values.size, dtype=np.int32), per_user)
+    return Examples(items, labels, owner, starts[users.offsets], users)
+
+
+def shuffled(offsets: I64, clients: I64, *, seed: int, round: int, epoch: int) -> I64:
+    """For each client a keyed permutation of its examples, as positions in the flat arrays."""
+    key = keys.derive(seed=seed, purpose=keys.Purpose.SHUFFLE, round=round, client=clients)
+    order = np.arange(offsets[-1], dtype=np.int64)
+    _shuffle(order, offsets, keys.fold(key, keys.words(epoch)))
+    return order
+
+
+def localise(items: I32, offsets: I64, n_items: int) -> tuple[I64, Ragged]:
+    """Number the distinct items of each client by first appearance: (row of each example, item of each row)."""
+    index = np.empty(items.size, dtype=np.int64)
+    touched = np.empty(items.size, dtype=np.int32)
+    row_offsets = np.zeros(offsets.size, dtype=np.int64)
+    _localise(items, offsets, n_items, index, touched, row_offsets)
+    return index, Ragged(touched[: row_offsets[-1]], row_offsets)
+
+
+@numba.njit(inline="always")
+def shuffle_client(order: Any, begin: Any, end: Any, key: Any) -> None:
+    """Fisher-Yates on order[begin:end], draws from the key's counter."""
+    state = key
+    for i in range(end - 1, begin, -1):
+        state += _GOLDEN
+        j = begin + np.int64(((_mix(state) >> _S32) * np.uint64(i - begin + 1)) >> _S32)
+        order[i], order[j] = order[j], order[i]
+
+
+@numba.njit(cache=True)
+def _shuffle(order: I64, offsets: I64, client_keys: keys.U64) -> None:
+    for client in range(offsets.size - 1):
+        shuffle_client(order, offsets[client], offsets[client + 1], client_keys[client])
+
+
+@numba.njit(cache=True)
+def _localise(items: I32, offsets: I64, n_items: int, index: I64, touched: I32, row_offsets: I64) -> None:
+    owner = np.full(n_items, -1, dtype=np.int64)
+    place = np.empty(n_items, dtype=np.int64)
+    rows = 0
+    for client in range(offsets.size - 1):
+        for e in range(offsets[client], offsets[client + 1]):
+            item = items[e]
+            if owner[item] != client:
+                owner[item] = client
+                place[item] = rows
+                touched[rows] = item
+                rows += 1
+            index[e] = place[item]
+        row_offsets[client + 1] = rows

@@ -1,0 +1,1 @@
+"""Models: parameters and a score, written once for one client or thousands."""

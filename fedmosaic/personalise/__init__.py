@@ -1,0 +1,1 @@
+"""Personalisation: wrappers, Algorithm -> Algorithm."""

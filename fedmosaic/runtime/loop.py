@@ -1,0 +1,44 @@
+"""The readable engine: one client after the other, each with its own copy of the whole table. Slow; the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedmosaic.algorithm import Algorithm
+from fedmosaic.runtime import devices
+from fedmosaic.runtime.devices import Array, Place
+from fedmosaic.runtime.round import Outcome, Task, advance, batches, begin, finish, probe_scores
+from fedmosaic.upload import Sum
+
+
+def run_round(algorithm: Algorithm, task: Task) -> Outcome:
+    """Every client of the cohort: begin, advance through its batches, finish."""
+    total: Sum | None = None
+    held: dict[str, list[tuple[Place, Array]]] = {}
+    probed = []
+    members = task.data.members(task.cohort)
+    for place, client in enumerate(task.cohort):
+        block = begin(algorithm, task, np.array([client]), dense=True)
+        for one in algorithm.local:
+            for active, batch in batches(block, one, task.ctx):
+                block = advance(algorithm, block, active, batch, one.phases, task.ctx)
+        upload, stays = finish(algorithm, block)
+        total = upload if total is None else total + upload
+        for name, value in stays.items():
+            held.setdefault(name, []).append((block.place, value))
+        if task.probe is not None:
+            rows = np.arange(members.offsets[place], members.offsets[place + 1])
+            probed.append(probe_scores(algorithm, task, block, task.probe.take(rows)))
+    assert total is not None
+    return Outcome(total, merge_held(algorithm, task, held), np.concatenate(probed) if probed else None)
+
+
+def merge_held(algorithm: Algorithm, task: Task, held: dict[str, list[tuple[Place, Array]]]) -> dict[str, Array]:
+    """Put what the clients keep back into the device store."""
+    state = dict(task.held)
+    for name, parts in held.items():
+        parameter = name.split("/", 1)[1]
+        if name.startswith("memory/"):
+            parameter = parameter.rsplit(".", 1)[0]
+        devices.write(state, name, algorithm.specs[parameter], parts, task.data.n_users, task.data.n_clients)
+    return state

@@ -1,0 +1,66 @@
+"""The general engine: many clients at once in flat blocks, autograd, any algorithm.
+
+Clients are sorted by their number of examples and cut into chunks, so that a block is nearly rectangular; each chunk
+holds only the rows its clients touch. Uploads are summed in fixed point, so chunks may be taken in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedmosaic.algorithm import Algorithm
+from fedmosaic.ragged import I64, Ragged, offsets_of
+from fedmosaic.runtime.devices import Array, Place
+from fedmosaic.runtime.loop import merge_held
+from fedmosaic.runtime.round import Outcome, Task, advance, batches, begin, finish, probe_scores
+from fedmosaic.upload import Sum
+
+CLIENTS_PER_CHUNK = 64
+
+
+def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS_PER_CHUNK) -> Outcome:
+    """The cohort, chunk by chunk."""
+    total: Sum | None = None
+    held: dict[str, list[tuple[Place, Array]]] = {}
+    probed = None if task.probe is None else np.empty(task.probe.values.size, dtype=np.float32)
+    for chunk in _chunks(algorithm, task, clients_per_chunk):
+        clients = task.cohort[chunk]
+        block = begin(algorithm, task, clients)
+        for one in algorithm.local:
+            for active, batch in batches(block, one, task.ctx):
+                block = advance(algorithm, block, active, batch, one.phases, task.ctx)
+        upload, stays = finish(algorithm, block)
+        total = upload if total is None else total + upload
+        for name, value in stays.items():
+            held.setdefault(name, []).append((block.place, value))
+        if task.probe is not None and probed is not None:
+            rows = _users(task, chunk)
+            probed[_slots(task.probe, rows)] = probe_scores(algorithm, task, block, task.probe.take(rows))
+    assert total is not None
+    return Outcome(total, merge_held(algorithm, task, held), probed)
+
+
+def _chunks(algorithm: Algorithm, task: Task, size: int) -> Iterator[I64]:
+    """Places in the cohort, clients with most examples first."""
+    members, data = task.data.members(task.cohort), task.data
+    drawn = np.where(data.excluded.lengths < data.n_items, algorithm.negatives, 0)  # an empty pool gives none
+    per_user = (data.histories.lengths * (1 + drawn))[members.values]
+    order = np.argsort(-np.bincount(members.rows, weights=per_user, minlength=task.cohort.size), kind="stable")
+    for start in range(0, order.size, size):
+        yield order[start : start + size]
+
+
+def _users(task: Task, chunk: I64) -> I64:
+    """Places among the cohort's users of the users of some of its clients."""
+    members = task.data.members(task.cohort)
+    places = Ragged(np.arange(members.values.size, dtype=np.int32), members.offsets)
+    return places.take(chunk).values.astype(np.int64)
+
+
+def _slots(probe: Ragged, rows: I64) -> I64:
+    """Places in the flat probe of some of its rows."""
+    lengths = probe.lengths[rows]
+    first = np.repeat(probe.offsets[:-1][rows] - offsets_of(lengths)[:-1], lengths)
+    return first + np.arange(int(lengths.sum()))
