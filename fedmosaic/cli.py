@@ -53,6 +53,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
     seed: Annotated[int | None, typer.Option(help="One integer; everything random follows from it.")] = None,
     pool: Annotated[str | None, typer.Option(help="Negative pool: strict, legacy or isolated.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, loop, simulate or kernel.")] = None,
     config: Annotated[Path | None, typer.Option(help="A config.toml; what is given on the line wins.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/..., named by the settings).")] = None,
     data_dir: DataDir = None,
@@ -66,7 +67,7 @@ def run(
     words = [w for w in (method, dataset) if w is not None]
     plain = [w for w in words if "=" not in w]
     given = parse_pairs([w for w in words if "=" in w] + list(pairs or []))
-    for key, value in {"rounds": rounds, "seed": seed, "pool": pool}.items():
+    for key, value in {"rounds": rounds, "seed": seed, "pool": pool, "engine": engine}.items():
         if value is not None:
             if key in given:
                 raise SettingsError(f"{key} is given both as an option and as key=value")
@@ -160,6 +161,8 @@ def list_(
 @app.command()
 def describe(method: Annotated[str, typer.Argument(help="A method.")], as_json: Json = False) -> None:
     """A method: its paper, its settings, what leaves the device, and the numbers to expect."""
+    from fedmosaic.algorithm import describe as describe_algorithm
+    from fedmosaic.runtime.federation import Federation
     from fedmosaic.zoo import entry
 
     found = entry(method)
@@ -168,13 +171,20 @@ def describe(method: Annotated[str, typer.Argument(help="A method.")], as_json: 
         for name, field in found.settings.model_fields.items()
     ]
     n_items = 1682
-    up, down = found.settings().traffic(n_items)
+    method_ = found.build()
+    parts: list[dict[str, Any]] = []
+    if isinstance(method_, Federation):
+        parts = describe_algorithm(method_.algorithm, n_items)
+        up, down = method_.algorithm.traffic(n_items, n_items)
+    else:
+        up, down = method_.traffic(n_items)
     described = {
         "method": method,
         "title": found.title,
         "paper": found.paper,
         "settings": settings,
         "expect": found.expect,
+        "parameters": parts,
         "bytes": {"items": n_items, "up": up, "down": down},
     }
     if as_json:
@@ -184,6 +194,8 @@ def describe(method: Annotated[str, typer.Argument(help="A method.")], as_json: 
     out.print(f"[bold]{method}[/]: {found.title}\n{found.paper}\n")
     out.print((found.settings.__doc__ or "").strip(), markup=False)
     print_table("settings", ["setting", "default", "meaning"], [[str(v) for v in s.values()] for s in settings])
+    if parts:
+        print_table("parameters", list(parts[0]), [[plain(v) for v in p.values()] for p in parts])
     out.print(f"per client and round, {n_items:,} items: sends {up:,} bytes (dense), receives {down:,}")
     for dataset, (hr, ndcg) in found.expect.items():
         out.print(f"expect on {dataset} (strict, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}")

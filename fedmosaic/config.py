@@ -85,7 +85,8 @@ class Settings(BaseModel):
 
     def build(self) -> Method:
         """The method these settings describe."""
-        return zoo.entry(self.method).build(self.method_settings)
+        method: Method = zoo.entry(self.method).build(self.method_settings)
+        return method
 
     def load_data(self, data_dir: str | Path | None = None) -> Interactions:
         """The data set these settings name."""

@@ -114,6 +114,33 @@ def evaluate(
     )
 
 
+def make_probe(split: Split, part: Part, candidates: Candidates) -> Ragged:
+    """Per user the items that 1 + n ranking needs scores of: the held-out ones, then the candidates."""
+    held, lists = split.held_out(part), candidates.of(part)
+    listed = np.where(held.lengths > 0, lists.lengths, 0)
+    rows = np.concatenate([held.rows, lists.rows[np.repeat(listed > 0, lists.lengths)]])
+    values = np.concatenate([held.values, lists.values[np.repeat(listed > 0, lists.lengths)]])
+    return Ragged.group(rows, values, split.n_users)
+
+
+def rank_probe(scores: npt.NDArray[np.floating], probe: Ragged, held: Ragged) -> Ranks:
+    """Ranks of the held-out items from the flat scores of a probe."""
+    if not np.isfinite(scores).all():
+        raise ScoreError("scores hold NaN or infinite values; did training diverge?")
+    users = np.flatnonzero(held.lengths > 0)
+    width = int(probe.lengths[users].max(initial=0))
+    at = np.minimum(np.arange(width), probe.lengths[users, None] - 1) + probe.offsets[users, None]
+    table = scores[at]
+    n_held = held.lengths[users]
+    candidate = (np.arange(width) >= n_held[:, None]) & (np.arange(width) < probe.lengths[users, None])
+    row = np.repeat(np.arange(users.size), n_held)
+    target = scores[probe.offsets[users[row]] + np.arange(row.size) - np.repeat(np.cumsum(n_held) - n_held, n_held)]
+    above = ((table[row] > target[:, None]) & candidate[row]).sum(axis=1)
+    tied = ((table[row] == target[:, None]) & candidate[row]).sum(axis=1)
+    columns = (users[row], held.values, above, tied, candidate.sum(axis=1)[row] + 1)
+    return Ranks(*(c.astype(np.int32) for c in columns))
+
+
 def checked_scores(scorer: Scorer, users: I64, n_items: int) -> npt.NDArray[np.floating]:
     """Scores of a block, refused when they cannot be ranked."""
     scores = scorer.scores(users)

@@ -31,11 +31,12 @@ from fedmosaic.config import Settings
 from fedmosaic.data.negatives import Candidates, draw_candidates
 from fedmosaic.data.split import Split
 from fedmosaic.errors import RunError
-from fedmosaic.evaluate import Evaluation, evaluate
+from fedmosaic.evaluate import Evaluation, evaluate, make_probe, rank_probe
 from fedmosaic.metrics import Ranks, bootstrap
+from fedmosaic.ragged import Ragged
 from fedmosaic.recommender import FederatedRecommender, load_catalogue, save_catalogue, training_set
 from fedmosaic.store import load_tensors, read_json, save_tensors, write_atomic, write_json
-from fedmosaic.training import Method, State, TrainingSet, train
+from fedmosaic.training import Method, State, Step, TrainingSet, train
 
 Progress = Callable[[int, int, dict[str, Any]], None]  # (round, rounds, the line of metrics.jsonl)
 
@@ -232,44 +233,47 @@ def _rounds(
         state, position = None, Position()
     lines = [line for line in folder.metrics() if line["round"] <= position.round]
     clock = Meter.now()
-    for number, current, record in train(method, data, settings.seed, state=state, done=position.round):
-        line: dict[str, Any] = {"round": number, **vars(record)}
+    probe = make_probe(split, "validation", candidates)
+    protocol, metric = settings.select.split(":")
+    for step in train(method, data, settings.seed, state=state, done=position.round, probe=probe):
+        line: dict[str, Any] = {"round": step.round, **vars(step.record)}
         chosen = position.best_value
-        last = number == method.rounds
-        if number % settings.evaluate_every == 0 or last:
-            line["validation"] = _validation(method, data, current, split, candidates)
-            protocol, metric = settings.select.split(":")
+        if step.round % settings.evaluate_every == 0 or step.round == method.rounds:
+            line["validation"] = _validation(method, data, step, split, candidates, probe, full=protocol == "full")
             chosen = line["validation"][protocol][metric]
         wall, cpu = Meter.now().since(clock)
         clock = Meter.now()
         better = "validation" in line and chosen >= position.best_value  # a later round wins a tie
         position = Position(
-            round=number,
-            best_round=number if better else position.best_round,
+            round=step.round,
+            best_round=step.round if better else position.best_round,
             best_value=chosen if better else position.best_value,
             seconds=position.seconds + wall,
             cpu_seconds=position.cpu_seconds + cpu,
-            bytes_up=position.bytes_up + record.bytes_up,
-            bytes_down=position.bytes_down + record.bytes_down,
+            bytes_up=position.bytes_up + step.record.bytes_up,
+            bytes_down=position.bytes_down + step.record.bytes_down,
         )
         line["seconds"] = round(wall, 4)
         lines.append(line)
         write_atomic(folder.place / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in lines))
         if better:
-            folder.save_state("best", current, position)
-        folder.save_state("latest", current, position)
+            folder.save_state("best", step.state, position)
+        folder.save_state("latest", step.state, position)
         yield position, line
 
 
 def _validation(
-    method: Method, data: TrainingSet, state: State, split: Split, candidates: Candidates
+    method: Method, data: TrainingSet, step: Step, split: Split, candidates: Candidates, probe: Ragged, *, full: bool
 ) -> dict[str, dict[str, float]]:
-    found = evaluate(method.scorer(data, state), split, "validation", candidates, top_k=0)
-    assert found.sampled is not None
-    return {
-        name: {"hr@10": ranks.mean("hr", 10), "ndcg@10": ranks.mean("ndcg", 10)}
-        for name, ranks in (("sampled", found.sampled), ("full", found.full))
-    }
+    """1 + n metrics from the round's own answers where it gave them; the full ranking where it is asked for."""
+    ranks: dict[str, Ranks] = {}
+    if step.answers is not None:
+        ranks["sampled"] = rank_probe(step.answers, probe, split.validation)
+    if full or step.answers is None:
+        found = evaluate(method.scorer(data, step.state), split, "validation", candidates, top_k=0)
+        assert found.sampled is not None
+        ranks |= {"sampled": found.sampled, "full": found.full}
+    return {name: {"hr@10": r.mean("hr", 10), "ndcg@10": r.mean("ndcg", 10)} for name, r in ranks.items()}
 
 
 def _summary(

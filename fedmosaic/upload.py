@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -57,13 +58,23 @@ class Sum:
         )
 
 
-def fixed(values: npt.NDArray[Any]) -> I64:
-    """Floats as fixed point; values that no healthy training reaches are refused."""
-    if values.size and not np.abs(values).max() < LIMIT:
+def add_rows(total: I64, rows: npt.NDArray[np.int32], change: npt.NDArray[np.float32]) -> None:
+    """total[rows[k]] += change[k] in fixed point; values that no healthy training reaches are refused."""
+    if not _add_rows(total.reshape(total.shape[0], -1), rows, change.reshape(change.shape[0], -1)):
         raise ScoreError("an upload holds NaN or huge values: training diverged; lower the learning rate")
-    return np.floor(values.astype(np.float64) * SCALE + 0.5).astype(np.int64)
 
 
 def floating(total: I64) -> npt.NDArray[np.float64]:
     """Fixed point back to floats."""
     return np.asarray(total / SCALE)
+
+
+@numba.njit(cache=True)
+def _add_rows(total: I64, rows: npt.NDArray[np.int32], change: npt.NDArray[np.float32]) -> bool:
+    healthy = True
+    for k in range(rows.size):
+        row = np.uint32(rows[k])
+        for d in range(change.shape[1]):
+            healthy &= abs(change[k, d]) < LIMIT  # false for NaN too
+            total[row, d] += np.int64(np.floor(np.float64(change[k, d]) * SCALE + 0.5))
+    return healthy

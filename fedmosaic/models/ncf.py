@@ -64,13 +64,12 @@ class NeuMF:
         """Both parts into one output."""
         product = view.rows("item.gmf", items) * view.vector("user.gmf")
         deep = _tower(view, items, "user.mlp", "item.mlp", self.depth)
-        return view.linear("out.0", torch.cat([product, deep], dim=-1)).squeeze(-1)
+        return view.linear("out.0", product, deep).squeeze(-1)
 
 
 def _tower(view: View, items: Tensor, user: str, item: str, depth: int) -> Tensor:
-    rows = view.rows(item, items)
-    x = torch.cat([view.vector(user).expand(*rows.shape[:2], -1), rows], dim=-1)
-    for layer in range(depth):
+    x = torch.relu(view.linear("mlp.0", view.vector(user), view.rows(item, items)))
+    for layer in range(1, depth):
         x = torch.relu(view.linear(f"mlp.{layer}", x))
     return x
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -45,10 +46,17 @@ class View:
         """Row of a user table for each example; one that all examples of a client share keeps length 1."""
         return self._gather(name, self.batch.users)
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """A layer of the client's own: x W + b."""
-        bias = self.params[f"{name}.bias"]
-        return torch.baddbmm(bias.unsqueeze(1), x, self.params[f"{name}.weight"])
+    def linear(self, name: str, *parts: Tensor) -> Tensor:
+        """A layer of the client's own on the concatenated parts: [x_1 ; x_2 ; ...] W + b.
+
+        The parts are never joined: each meets its own rows of W, and one that all examples share (length 1) only once.
+        """
+        weight = self.params[f"{name}.weight"]
+        begins = accumulate((part.shape[-1] for part in parts), initial=0)
+        result = self.params[f"{name}.bias"].unsqueeze(1)
+        for part, begin in sorted(zip(parts, begins, strict=False), key=lambda pair: pair[0].shape[1]):
+            result = torch.baddbmm(result, part, weight[:, begin : begin + part.shape[-1]])
+        return result
 
     def _gather(self, name: str, index: Tensor) -> Tensor:
         table = self.params[name]

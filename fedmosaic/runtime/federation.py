@@ -104,7 +104,9 @@ class Federation:
         owners = np.arange(data.n_users) if data.silos is None else _owners(data.silos, data.n_users)
         strangers = np.flatnonzero(after["last"][owners] == 0)  # never drawn: they see the newest table
         if strangers.size:
-            new[np.isin(probe.rows, strangers)] = DeviceScorer(self, data, after).pairs(probe.take(strangers), strangers)
+            new[np.isin(probe.rows, strangers)] = DeviceScorer(self, data, after).pairs(
+                probe.take(strangers), strangers
+            )
         return new
 
     def scorer(self, data: TrainingSet, state: State) -> Scorer:

@@ -29,7 +29,7 @@ from fedmosaic.runtime import devices
 from fedmosaic.runtime.devices import Array, Place
 from fedmosaic.training import State, TrainingSet
 from fedmosaic.tree import Axis
-from fedmosaic.upload import Sum, fixed
+from fedmosaic.upload import Sum, add_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,10 +179,11 @@ def _head(algorithm: Algorithm, block: Block, name: str, value: Tensor, active: 
 def finish(algorithm: Algorithm, block: Block) -> tuple[Sum, dict[str, Array]]:
     """What is sent, summed in fixed point, and what stays. Only names whose role says so are sent."""
     totals = {name: _total(algorithm, block, name) for name in algorithm.sent}
-    trained = np.unique(block.place.row_keys[np.unique(block.rows)])
+    trained = np.zeros(block.place.touched.values.size, dtype=bool)  # a dense block holds rows nobody trained
+    trained[block.rows] = True
     upload = Sum(
         totals=totals,
-        touched=np.bincount(trained % block.place.n_items, minlength=block.place.n_items).astype(np.int64),
+        touched=np.bincount(block.place.touched.values[trained], minlength=block.place.n_items),
         clients=block.place.clients.size,
         examples=block.examples.items.size,
         loss=block.loss,
@@ -197,12 +198,11 @@ def finish(algorithm: Algorithm, block: Block) -> tuple[Sum, dict[str, Array]]:
 
 def _total(algorithm: Algorithm, block: Block, name: str) -> Any:
     change = block.gradients[name] if name in block.gradients else block.params[name] - block.received[name]
-    spec, values = algorithm.specs[name], fixed(change.numpy())
-    if spec.axis is not Axis.ITEM:
-        return values.sum(axis=0)
-    total = np.zeros((block.place.n_items, *spec.shape), dtype=np.int64)
-    np.add.at(total, block.place.touched.values, values)
-    return total
+    spec = algorithm.specs[name]
+    rows = block.place.touched.values if spec.axis is Axis.ITEM else np.zeros(change.shape[0], dtype=np.int32)
+    total = np.zeros((block.place.n_items if spec.axis is Axis.ITEM else 1, *spec.shape), dtype=np.int64)
+    add_rows(total, rows, change.numpy())
+    return total if spec.axis is Axis.ITEM else total[0]
 
 
 def apply(algorithm: Algorithm, server: State, total: Sum, ctx: Context) -> dict[str, Array]:

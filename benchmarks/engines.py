@@ -1,0 +1,120 @@
+"""Engines against the slow twin: CPU seconds per round, sampling and evaluation included, interleaved in one run.
+
+    python benchmarks/engines.py [--data-dir FOLDER] [--repeats 3] [--skip-network]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from slow_twin import SlowTwin
+
+from fedmosaic import leave_one_out, load
+from fedmosaic.data.negatives import draw_candidates
+from fedmosaic.evaluate import make_probe, rank_probe
+from fedmosaic.ragged import Ragged
+from fedmosaic.recommender import training_set
+from fedmosaic.report.console import print_table
+from fedmosaic.zoo import entry
+
+
+def bandwidth() -> float:
+    """Bytes per second of a plain copy, read and write counted."""
+    source = np.ones(1 << 26, dtype=np.float32)
+    target = np.empty_like(source)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - began)
+    return 2 * source.nbytes / min(seconds)
+
+
+class Ours:
+    """One federation advanced round after round, both parts evaluated every round."""
+
+    def __init__(self, method: str, engine: str, split: Any, candidates: Any) -> None:
+        self.method = entry(method).build({"engine": engine})
+        self.data = training_set(split, "legacy")
+        self.split, self.round = split, 0
+        self.parts = [make_probe(split, part, candidates) for part in ("validation", "test")]
+        rows = np.concatenate([p.rows for p in self.parts])
+        self.both = Ragged.group(rows, np.concatenate([p.values for p in self.parts]), split.n_users)
+        self.state = self.method.start(self.data, 0)
+
+    def __call__(self) -> float:
+        self.round += 1
+        self.state, record, answers = self.method.advance(self.data, self.state, self.round, 0, self.both)
+        table = answers.reshape(self.split.n_users, 2, -1)
+        found = [
+            rank_probe(np.ascontiguousarray(table[:, i]).ravel(), part, held).mean("hr", 10)
+            for i, (part, held) in enumerate(zip(self.parts, (self.split.validation, self.split.test), strict=True))
+        ]
+        self.touched = record.touched_rows * record.clients
+        return float(found[1])
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def compare(title: str, twin: SlowTwin, ours: dict[str, tuple[Ours, int]], repeats: int) -> None:
+    taken: dict[str, list[float]] = {"slow twin": []} | {name: [] for name in ours}
+    for one, _ in ours.values():
+        one()  # compile and warm up
+    for _ in range(repeats):
+        taken["slow twin"].append(cpu_seconds(twin.round))
+        for name, (one, times) in ours.items():
+            taken[name] += [cpu_seconds(one) for _ in range(times)]
+    base = statistics.median(taken["slow twin"])
+    speed = bandwidth()
+    rows = []
+    for name, values in taken.items():
+        middle = statistics.median(values)
+        share = ""
+        if name in ours:  # every touched row is read, written and summed: 4 passes of 128 bytes, at the least
+            share = f"{100 * ours[name][0].touched * 4 * 128 / middle / speed:.0f} %"
+        rows.append([name, str(len(values)), f"{middle:.4f}", f"{base / middle:.0f}x", share])
+    print_table(title, ["what", "rounds", "CPU s per round", "ratio", "of copy bandwidth"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", default=os.environ.get("FEDMOSAIC_DATA"))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--skip-network", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    split = leave_one_out(load("ml-100k", args.data_dir), ties="file")
+    candidates = draw_candidates(split)
+    compare(
+        "PFedRec on ML-100K, one thread, median",
+        SlowTwin(split, candidates),
+        {
+            "fused kernel": (Ours("pfedrec", "kernel", split, candidates), 20),
+            "general (autograd)": (Ours("pfedrec", "simulate", split, candidates), 4),
+        },
+        args.repeats,
+    )
+    if not args.skip_network:
+        compare(
+            "FedNCF on ML-100K, one thread, median",
+            SlowTwin(split, candidates, tower=True),
+            {"general (autograd)": (Ours("fedncf", "simulate", split, candidates), 4)},
+            args.repeats,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Slow twins: PFedRec and FedNCF the way research code is usually written, to measure against.
+
+A deep copy of the model and a data loader per client, an autograd graph per batch, dense item tables per client, Python
+lists of negatives, ranking in pandas. Written for this benchmark, after the published description.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedmosaic.data.negatives import Candidates
+from fedmosaic.data.split import Split
+
+
+class ScoreNet(nn.Module):
+    """PFedRec's client model: an item table and an affine score function."""
+
+    def __init__(self, n_items: int, dim: int = 32) -> None:
+        super().__init__()
+        self.item = nn.Embedding(n_items, dim)
+        self.score = nn.Linear(dim, 1)
+
+    def forward(self, items: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.score(self.item(items)))
+
+
+class TowerNet(nn.Module):
+    """FedNCF's client model: a user vector, an item table and an MLP."""
+
+    def __init__(self, n_items: int, dim: int = 32) -> None:
+        super().__init__()
+        self.user = nn.Embedding(1, dim)
+        self.item = nn.Embedding(n_items, dim)
+        widths = (2 * dim, 32, 16, 8)
+        self.tower = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.score = nn.Linear(8, 1)
+
+    def forward(self, items: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([self.user(torch.zeros_like(items)), self.item(items)], dim=-1)
+        for layer in self.tower:
+            x = torch.relu(layer(x))
+        return torch.sigmoid(self.score(x))
+
+
+class SlowTwin:
+    """Rounds of sampling, training, averaging and evaluation, client by client."""
+
+    def __init__(self, split: Split, candidates: Candidates, *, tower: bool = False, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        self.split, self.candidates, self.tower = split, candidates, tower
+        self.model: nn.Module = TowerNet(split.n_items) if tower else ScoreNet(split.n_items)
+        self.private = ("user",) if tower else ("score",)
+        everything = set(range(split.n_items))
+        self.positives = [row.tolist() for row in split.train]
+        self.pool = [
+            list(everything - {*t.tolist(), *v.tolist(), *e.tolist()})
+            for t, v, e in zip(split.train, split.validation, split.test, strict=True)
+        ]
+        self.client_params: dict[int, Any] = {}
+
+    def round(self) -> tuple[float, float]:
+        """One full round; HR@10 on test and validation, as the original loop computes both."""
+        data = self._sample()
+        uploads = {}
+        for user in range(self.split.n_users):
+            uploads[user] = self._train_client(user, data[user])
+        self._aggregate(uploads)
+        return self._evaluate("test"), self._evaluate("validation")
+
+    def _sample(self) -> list[tuple[list[int], list[float]]]:
+        data = []
+        for positives, pool in zip(self.positives, self.pool, strict=True):
+            items: list[int] = []
+            labels: list[float] = []
+            for item in positives:
+                items.append(int(item))
+                labels.append(1.0)
+                for negative in random.sample(pool, 4):
+                    items.append(int(negative))
+                    labels.append(0.0)
+            data.append((items, labels))
+        return data
+
+    def _client_model(self, user: int) -> nn.Module:
+        model = copy.deepcopy(self.model)
+        params = copy.deepcopy(self.model.state_dict())
+        if user in self.client_params:
+            for key, value in self.client_params[user].items():
+                if key.split(".")[0] in self.private:
+                    params[key] = copy.deepcopy(value)
+        model.load_state_dict(params)
+        return model
+
+    def _train_client(self, user: int, data: tuple[list[int], list[float]]) -> dict[str, torch.Tensor]:
+        model = self._client_model(user)
+        items, labels = data
+        loader = DataLoader(TensorDataset(torch.LongTensor(items), torch.FloatTensor(labels)), batch_size=256, shuffle=True)
+        table = [p for n, p in model.named_parameters() if n.startswith("item")]
+        rest = [p for n, p in model.named_parameters() if not n.startswith("item")]
+        rate = 0.1
+        score_step = torch.optim.SGD(rest, lr=rate)
+        item_step = torch.optim.SGD(table, lr=rate * self.split.n_items * 80)
+        loss_of = nn.BCELoss()
+        model.train()
+        for batch_items, batch_labels in loader:
+            groups = ([score_step, item_step],) if self.tower else ([score_step], [item_step])
+            for steps in groups:
+                for step in (score_step, item_step):
+                    step.zero_grad()
+                loss_of(model(batch_items).view(-1), batch_labels).backward()
+                for step in steps:
+                    step.step()
+        self.client_params[user] = copy.deepcopy(model.state_dict())
+        upload = copy.deepcopy(self.client_params[user])
+        return {k: v for k, v in upload.items() if k.split(".")[0] not in self.private}
+
+    def _aggregate(self, uploads: dict[int, dict[str, torch.Tensor]]) -> None:
+        state = self.model.state_dict()
+        for number, params in enumerate(uploads.values()):
+            for key, value in params.items():
+                state[key].data = copy.deepcopy(value.data) if number == 0 else state[key].data + value.data
+        for key in next(iter(uploads.values())):
+            state[key].data = state[key].data / len(uploads)
+        self.model.load_state_dict(state)
+
+    def _evaluate(self, part: str) -> float:
+        held, lists = self.split.held_out(part), self.candidates.of(part)  # type: ignore[arg-type]
+        frames = []
+        for user in range(self.split.n_users):
+            if self.tower:
+                model = self._client_model(user)
+            else:
+                model = copy.deepcopy(self.model)
+                model.load_state_dict(copy.deepcopy(self.client_params[user]))
+            model.eval()
+            items = [*held[user].tolist(), *lists[user].tolist()]
+            with torch.no_grad():
+                scores = model(torch.LongTensor(items)).view(-1).tolist()
+            frames.append(pd.DataFrame({"user": user, "item": items, "score": scores, "held": [True] + [False] * 99}))
+        full = pd.concat(frames)
+        full["rank"] = full.groupby("user")["score"].rank(method="first", ascending=False)
+        return float((full[full["held"]]["rank"] <= 10).mean())
