@@ -1,6 +1,6 @@
 """Engines against the slow twin: CPU seconds per round, sampling and evaluation included, interleaved in one run.
 
-    python benchmarks/engines.py [--data-dir FOLDER] [--repeats 3] [--skip-network]
+python benchmarks/engines.py [--data-dir FOLDER] [--repeats 3] [--skip-network]
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def compare(title: str, twin: SlowTwin, ours: dict[str, tuple[Ours, int]], repeats: int) -> None:
-    taken: dict[str, list[float]] = {"slow twin": []} | {name: [] for name in ours}
+    taken: dict[str, list[float]] = {name: [] for name in ("slow twin", *ours)}
     for one, _ in ours.values():
         one()  # compile and warm up
     for _ in range(repeats):

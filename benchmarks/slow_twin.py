@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -39,7 +40,7 @@ class TowerNet(nn.Module):
         self.user = nn.Embedding(1, dim)
         self.item = nn.Embedding(n_items, dim)
         widths = (2 * dim, 32, 16, 8)
-        self.tower = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.tower = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.score = nn.Linear(8, 1)
 
     def forward(self, items: torch.Tensor) -> torch.Tensor:
@@ -102,7 +103,9 @@ class SlowTwin:
     def _train_client(self, user: int, data: tuple[list[int], list[float]]) -> dict[str, torch.Tensor]:
         model = self._client_model(user)
         items, labels = data
-        loader = DataLoader(TensorDataset(torch.LongTensor(items), torch.FloatTensor(labels)), batch_size=256, shuffle=True)
+        # <user, item, rating> triples, as the usual wrapper has them
+        triples = TensorDataset(torch.full((len(items),), user), torch.LongTensor(items), torch.FloatTensor(labels))
+        loader = DataLoader(triples, batch_size=256, shuffle=True)
         table = [p for n, p in model.named_parameters() if n.startswith("item")]
         rest = [p for n, p in model.named_parameters() if not n.startswith("item")]
         rate = 0.1
@@ -110,7 +113,7 @@ class SlowTwin:
         item_step = torch.optim.SGD(table, lr=rate * self.split.n_items * 80)
         loss_of = nn.BCELoss()
         model.train()
-        for batch_items, batch_labels in loader:
+        for _, batch_items, batch_labels in loader:
             groups = ([score_step, item_step],) if self.tower else ([score_step], [item_step])
             for steps in groups:
                 for step in (score_step, item_step):

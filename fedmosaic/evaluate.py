@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -127,18 +128,23 @@ def rank_probe(scores: npt.NDArray[np.floating], probe: Ragged, held: Ragged) ->
     """Ranks of the held-out items from the flat scores of a probe."""
     if not np.isfinite(scores).all():
         raise ScoreError("scores hold NaN or infinite values; did training diverge?")
-    users = np.flatnonzero(held.lengths > 0)
-    width = int(probe.lengths[users].max(initial=0))
-    at = np.minimum(np.arange(width), probe.lengths[users, None] - 1) + probe.offsets[users, None]
-    table = scores[at]
-    n_held = held.lengths[users]
-    candidate = (np.arange(width) >= n_held[:, None]) & (np.arange(width) < probe.lengths[users, None])
-    row = np.repeat(np.arange(users.size), n_held)
-    target = scores[probe.offsets[users[row]] + np.arange(row.size) - np.repeat(np.cumsum(n_held) - n_held, n_held)]
-    above = ((table[row] > target[:, None]) & candidate[row]).sum(axis=1)
-    tied = ((table[row] == target[:, None]) & candidate[row]).sum(axis=1)
-    columns = (users[row], held.values, above, tied, candidate.sum(axis=1)[row] + 1)
-    return Ranks(*(c.astype(np.int32) for c in columns))
+    above, tied = np.zeros(held.values.size, dtype=np.int32), np.zeros(held.values.size, dtype=np.int32)
+    _count(scores, probe.offsets, held.offsets, above, tied)
+    rows = held.rows
+    candidates = (probe.lengths - held.lengths)[rows] + 1
+    return Ranks(rows, held.values, above, tied, candidates.astype(np.int32))
+
+
+@numba.njit(cache=True)
+def _count(scores: Any, probe_at: Any, held_at: Any, above: Any, tied: Any) -> None:
+    for user in range(held_at.size - 1):
+        first, last = probe_at[user], probe_at[user + 1]
+        n_held = held_at[user + 1] - held_at[user]
+        for h in range(n_held):
+            target = scores[first + h]
+            for k in range(first + n_held, last):
+                above[held_at[user] + h] += scores[k] > target
+                tied[held_at[user] + h] += scores[k] == target
 
 
 def checked_scores(scorer: Scorer, users: I64, n_items: int) -> npt.NDArray[np.floating]:

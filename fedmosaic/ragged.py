@@ -71,6 +71,13 @@ class Ragged:
         index = np.arange(offsets[-1], dtype=np.int64) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
         return Ragged(self.values[index], offsets)
 
+    def only(self, mask: npt.NDArray[np.bool_]) -> Ragged:
+        """The chosen values of each row."""
+        if mask.all():
+            return self
+        lengths = np.bincount(self.rows[mask], minlength=len(self))
+        return Ragged(self.values[mask], offsets_of(lengths))
+
     def unique(self) -> Ragged:
         """Each row sorted, without repeats."""
         key = np.unique(self.rows.astype(np.int64) << 32 | self.values.astype(np.int64))

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.split import Split, leave_one_out
 
+torch.set_num_threads(1)  # the tests run in parallel processes already
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

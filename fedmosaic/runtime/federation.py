@@ -68,8 +68,10 @@ class Federation:
         ctx = Context(round, seed, data.n_items, data.n_clients)
         cohort = draw_cohort(data.n_clients, self.participation, seed=seed, round=round)
         members = data.members(cohort).values.astype(np.int64)
-        asked = probe.take(members) if probe is not None and self.algorithm.keeps else None
-        done = self._run(data)(self.algorithm, self._task(data, state, ctx, cohort, asked))
+        asked = None
+        if probe is not None and self.algorithm.keeps:
+            asked = probe if members.size == data.n_users and data.silos is None else probe.take(members)
+        done = self._run(data)(self.algorithm, self.task(data, state, ctx, cohort, asked))
         after = apply(self.algorithm, {**state, **done.held}, done.total, ctx)
         after["last"] = state["last"].copy()
         after["last"][cohort] = round
@@ -125,7 +127,8 @@ class Federation:
     def _arranged(self, data: TrainingSet) -> TrainingSet:
         return data.pooled() if self.pooled and data.silos is None else data
 
-    def _task(self, data: TrainingSet, state: State, ctx: Context, cohort: I64, probe: Ragged | None) -> Task:
+    def task(self, data: TrainingSet, state: State, ctx: Context, cohort: I64, probe: Ragged | None = None) -> Task:
+        """What an engine needs for a round."""
         server = {n: state[f"server/{n}"] for n in self.algorithm.received}
         held = {k: v for k, v in state.items() if k.startswith(("private/", "memory/"))}
         return Task(data, server, held, ctx, cohort, probe)
@@ -205,7 +208,7 @@ class DeviceScorer:
         members = Ragged.group(of_client[order], users[order], clients.size)
         stored = _stored(self.state, algorithm, clients, data.n_items)
         ctx = Context(0, int(self.state["seed"][0]), data.n_items, data.n_clients)
-        task = self.federation._task(data, self.state, ctx, clients, None)
+        task = self.federation.task(data, self.state, ctx, clients, None)
         block = holding(algorithm, task, devices.Place(clients, members, stored, data.n_items))
         result = np.empty(items.shape, dtype=np.float32)
         result[order] = score_users(algorithm, task, block, items[order])
@@ -219,7 +222,7 @@ class DeviceScorer:
         past |= {f"private/{n}": state[f"before/{n}"] for n in federation.algorithm.private}
         ctx = Context(round, int(state["seed"][0]), self.data.n_items, self.data.n_clients)
         asked = Ragged(items.ravel(), np.arange(users.size + 1) * items.shape[1])
-        done = federation._run(self.data)(federation.algorithm, federation._task(self.data, past, ctx, users, asked))
+        done = federation._run(self.data)(federation.algorithm, federation.task(self.data, past, ctx, users, asked))
         assert done.probed is not None
         return done.probed.reshape(items.shape)
 

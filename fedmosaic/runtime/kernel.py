@@ -3,9 +3,10 @@
     score = w·e + b, binary cross-entropy, plain SGD, one item table that is shared or personalised
 
 Sampling, shuffling, all phases of all batches, the upload and the asked scores happen while a client's rows are hot;
-nothing per client is allocated. Each worker adds fixed-point values (whole numbers in float64, exact below 2^53) to its
-own sum; sums are merged at the end, so the result has the same bits for any number of workers. Randomness is the same
-function of (seed, round, client, slot) as everywhere else, and the general engine is this one's test.
+nothing per client is allocated. Clients are summed in fixed groups, in order, and the groups' sums are added in
+fixed point (whole numbers in float64, exact below 2^53), so the result has the same bits for any number of workers.
+Randomness is the same function of (seed, round, client, slot) as everywhere else, and the general engine is this
+one's test.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ EXACT = float(1 << 52)
 _mix = numba.njit(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN
 _S32 = np.uint64(32)
+_EMPTY = np.float32(3e38)  # marks a row of a group's sum that nobody has added to; no healthy sum comes near
+GROUP = 64  # clients summed in float32, in fixed order, before the sum turns to fixed point
 _FAST = {"contract", "reassoc", "nsz", "arcp"}  # not nnan/ninf: a diverged run must stay visible
 
 
@@ -124,17 +127,57 @@ def _draw_examples(
     pool, wanted, state = np.uint64(size), n * negatives, key
     listed = wanted * 8 > n_items  # spelling the pool out once is cheaper than searching it for every draw
     if listed:
-        k = 0
-        for j in range(n_items):
-            if k < excluded.size and excluded[k] == j:
-                k += 1
-            else:
-                pool_items[j - k] = j
-    for e in range(n, n + wanted):
-        state += _GOLDEN
-        rank = np.int64(((_mix(state) >> _S32) * pool) >> _S32)
-        items[e] = pool_items[rank] if listed else unseen_item(rank, excluded, 0, excluded.size)
+        j = 0
+        for k in range(excluded.size + 1):
+            stop = excluded[k] if k < excluded.size else n_items
+            for i in range(j - k, stop - k):
+                pool_items[i] = i + k
+            j = stop + 1
+        for e in range(n, n + wanted):
+            state += _GOLDEN
+            items[e] = pool_items[((_mix(state) >> _S32) * pool) >> _S32]
+    else:
+        for e in range(n, n + wanted):
+            state += _GOLDEN
+            items[e] = unseen_item(np.int64(((_mix(state) >> _S32) * pool) >> _S32), excluded, 0, excluded.size)
     return n + wanted
+
+
+@numba.njit(cache=True)
+def _load(item: Any, met: Any, n: Any, rows: Any) -> None:
+    """Copies of the rows a client meets."""
+    for k in range(n):
+        source, target = item[np.uint32(met[k])], rows[np.uint32(k)]
+        for d in range(source.size):
+            target[d] = source[d]
+
+
+@numba.njit(cache=True, fastmath=_FAST)
+def _add(item: Any, met: Any, n: Any, rows: Any, near: Any, listed: Any, held: Any, touched: Any) -> Any:
+    """Add a client's changes to its group's sum; `listed` are the rows that sum holds, returns their number."""
+    for k in range(n):
+        j = np.uint32(met[k])
+        touched[j] += 1
+        before, after, target = item[j], rows[np.uint32(k)], near[j]
+        if target[0] == _EMPTY:
+            listed[held] = j
+            held += 1
+            for d in range(before.size):
+                target[d] = after[d] - before[d]
+        else:
+            for d in range(before.size):
+                target[d] += after[d] - before[d]
+    return held
+
+
+@numba.njit(cache=True)
+def _flush(near: Any, listed: Any, held: Any, total: Any) -> None:
+    """Add a group's sum to the worker's, in fixed point, and empty it."""
+    for k in range(held):
+        source, target = near[np.uint32(listed[k])], total[np.uint32(listed[k])]
+        for d in range(source.size):
+            target[d] += np.floor(np.float64(source[d]) * SCALE + 0.5)
+        source[0] = _EMPTY
 
 
 @numba.njit(cache=True, fastmath=_FAST)
@@ -158,11 +201,11 @@ def _residuals(score: Any, label: Any, n: Any, bits: Any, power: Any, part: Any,
     for e in range(n):
         score[e] = np.float32(1.0) / (np.float32(1.0) + part[e] * power[e]) - label[e]
     loss = 0.0
-    if count_loss:  # the log of a product of eight is the sum of their logs, at an eighth of the price
-        for e in range(0, n, 8):
+    if count_loss:  # the log of a product is the sum of the logs, at a fraction of the price
+        for e in range(0, n, 32):
             product = 1.0
-            for k in range(e, min(e + 8, n)):
-                product *= max(np.float64(1.0) - abs(np.float64(score[k])), 1e-30)
+            for k in range(e, min(e + 32, n)):
+                product *= np.float64(max(np.float32(1.0) - abs(score[k]), np.float32(1e-9)))
             loss -= np.log(product)
     for e in range(n):
         score[e] *= share
@@ -170,31 +213,60 @@ def _residuals(score: Any, label: Any, n: Any, bits: Any, power: Any, part: Any,
 
 
 @numba.njit(cache=True, fastmath=_FAST)
+def _score(at: Any, n: Any, rows: Any, w: Any, b: Any, score: Any) -> None:
+    """score[e] = w·rows[at[e]] + b; four at a time, so that their sums overlap in the pipeline."""
+    dim = w.size
+    for e in range(0, n - 3, 4):
+        r0, r1, r2, r3 = (
+            rows[np.uint32(at[e])],
+            rows[np.uint32(at[e + 1])],
+            rows[np.uint32(at[e + 2])],
+            rows[np.uint32(at[e + 3])],
+        )
+        s0, s1, s2, s3 = b, b, b, b
+        for d in range(dim):
+            s0 += w[d] * r0[d]
+            s1 += w[d] * r1[d]
+            s2 += w[d] * r2[d]
+            s3 += w[d] * r3[d]
+        score[e], score[e + 1], score[e + 2], score[e + 3] = s0, s1, s2, s3
+    for e in range(n - n % 4, n):
+        row, s = rows[np.uint32(at[e])], b
+        for d in range(dim):
+            s += w[d] * row[d]
+        score[e] = s
+
+
+@numba.njit(cache=True, fastmath=_FAST)
 def _step(
     code: Any, n: Any, rows: Any, w: Any, b: Any, has_bias: Any, user_rate: Any, item_rate: Any, score: Any, label: Any,
-    bits: Any, power: Any, part: Any, slope: Any, count_loss: Any,
+    bits: Any, power: Any, part: Any, slope: Any, at: Any, count_loss: Any,
 ) -> Any:  # fmt: skip
     """One phase of one batch; returns the bias and the loss. Rows move along w, w along the sum of rows."""
     dim = w.size
     for e in range(n):
-        row = rows[np.uint32(code[e] >> 1)]
-        s = np.float32(0)
-        for d in range(dim):
-            s += w[d] * row[d]
-        score[e] = s + b
+        at[e] = code[e] >> 1
         label[e] = np.float32(code[e] & 1)
+    _score(at, n, rows, w, b, score)
     loss = _residuals(score, label, n, bits, power, part, count_loss)
     if user_rate > 0:
         slope[:] = 0
         slope_b = np.float32(0)
         for e in range(n):
-            row, r = rows[np.uint32(code[e] >> 1)], score[e]
-            slope_b += r
+            slope_b += score[e]
+        for e in range(0, n - 3, 4):
+            r0, r1 = rows[np.uint32(at[e])], rows[np.uint32(at[e + 1])]
+            r2, r3 = rows[np.uint32(at[e + 2])], rows[np.uint32(at[e + 3])]
+            c0, c1, c2, c3 = score[e], score[e + 1], score[e + 2], score[e + 3]
+            for d in range(dim):
+                slope[d] += c0 * r0[d] + c1 * r1[d] + c2 * r2[d] + c3 * r3[d]
+        for e in range(n - n % 4, n):
+            row, r = rows[np.uint32(at[e])], score[e]
             for d in range(dim):
                 slope[d] += r * row[d]
     if item_rate > 0:
         for e in range(n):
-            row, r = rows[np.uint32(code[e] >> 1)], item_rate * score[e]
+            row, r = rows[np.uint32(at[e])], item_rate * score[e]
             for d in range(dim):
                 row[d] -= r * w[d]
     if user_rate > 0:
@@ -217,7 +289,10 @@ def _train(
     for c in range(cohort.size):
         longest = max(longest, history_at[cohort[c] + 1] - history_at[cohort[c]])
     longest *= 1 + negatives
+    groups = (cohort.size + GROUP - 1) // GROUP
     for worker in numba.prange(totals.shape[0]):
+        near = np.full((n_items, dim), _EMPTY, dtype=np.float32)
+        listed = np.empty(n_items, dtype=np.int32)
         owner = np.full(n_items, -1, dtype=np.int32)
         place = np.zeros(n_items, dtype=np.int32)
         met = np.empty(n_items, dtype=np.int32)
@@ -229,45 +304,47 @@ def _train(
         bits = np.empty(size, dtype=np.int32)
         power = bits.view(np.float32)
         score, label, part = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+        at = np.empty(size, dtype=np.int32)
         slope, w = np.empty(dim, np.float32), np.empty(dim, np.float32)
-        for c in range(worker, cohort.size, totals.shape[0]):
-            who = cohort[c]
-            own = history[history_at[who] : history_at[who + 1]]
-            kept_out = excluded[excluded_at[who] : excluded_at[who + 1]]
-            n = _draw_examples(own, kept_out, negative_keys[c], negatives, n_items, pool_items, items)
-            n_rows = 0
-            for e in range(n):
-                j = np.uint32(items[e])
-                if owner[j] != c:
-                    owner[j], place[j], met[n_rows] = c, n_rows, j
-                    rows[n_rows] = item[j]
-                    n_rows += 1
-                first[e] = place[j] * 2 + (e < own.size)
-            w[:] = user[c]
-            b, loss = bias[c], 0.0
-            for epoch in range(shuffle_keys.shape[0]):
-                code[:n] = first[:n]
-                shuffle_client(code, 0, n, shuffle_keys[epoch, c])
-                for start in range(0, n, size):
-                    count = min(size, n - start)
-                    for phase in range(user_rates.size):
-                        b, more = _step(
-                            code[start : start + count], count, rows, w, b, has_bias, user_rates[phase],
-                            item_rates[phase], score, label, bits, power, part, slope, phase == 0,
-                        )  # fmt: skip
-                        loss += more
-            losses[c] = loss
-            for k in range(n_rows):
-                j = np.uint32(met[k])
-                touched[worker, j] += 1
-                for d in range(dim):
-                    totals[worker, j, d] += np.floor(np.float64(rows[k, d] - item[j, d]) * SCALE + 0.5)
-            user[c] = w
-            bias[c] = b
-            for k in range(probe_at[c], probe_at[c + 1]):
-                j = np.uint32(probe[k])
-                row = rows[place[j]] if owner[j] == c else item[j]
-                s = np.float32(0)
-                for d in range(dim):
-                    s += w[d] * row[d]
-                probed[k] = s + b
+        for group in range(worker, groups, totals.shape[0]):
+            held = 0
+            for c in range(group * GROUP, min((group + 1) * GROUP, cohort.size)):
+                who = cohort[c]
+                own = history[history_at[who] : history_at[who + 1]]
+                kept_out = excluded[excluded_at[who] : excluded_at[who + 1]]
+                n = _draw_examples(own, kept_out, negative_keys[c], negatives, n_items, pool_items, items)
+                n_rows = 0
+                for e in range(n):
+                    j = np.uint32(items[e])
+                    if owner[j] != c:
+                        owner[j], place[j], met[n_rows] = c, n_rows, j
+                        n_rows += 1
+                    first[e] = place[j] * 2 + (e < own.size)
+                _load(item, met, n_rows, rows)
+                w[:] = user[c]
+                b, loss = bias[c], 0.0
+                for epoch in range(shuffle_keys.shape[0]):
+                    code[:n] = first[:n]
+                    shuffle_client(code, 0, n, shuffle_keys[epoch, c])
+                    for start in range(0, n, size):
+                        count = min(size, n - start)
+                        for phase in range(user_rates.size):
+                            b, more = _step(
+                                code[start : start + count], count, rows, w, b, has_bias, user_rates[phase],
+                                item_rates[phase], score, label, bits, power, part, slope, at, phase == 0,
+                            )  # fmt: skip
+                            loss += more
+                losses[c] = loss
+                held = _add(item, met, n_rows, rows, near, listed, held, touched[worker])
+                user[c] = w
+                bias[c] = b
+                asked, answer = probe[probe_at[c] : probe_at[c + 1]], probed[probe_at[c] : probe_at[c + 1]]
+                _score(asked, asked.size, item, w, b, answer)
+                for k in range(asked.size):  # rows the client tuned answer for themselves
+                    j = np.uint32(asked[k])
+                    if owner[j] == c:
+                        row, s = rows[np.uint32(place[j])], b
+                        for d in range(dim):
+                            s += w[d] * row[d]
+                        answer[k] = s
+            _flush(near, listed, held, totals[worker])

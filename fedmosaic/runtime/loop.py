@@ -25,7 +25,7 @@ def run_round(algorithm: Algorithm, task: Task) -> Outcome:
         upload, stays = finish(algorithm, block)
         total = upload if total is None else total + upload
         for name, value in stays.items():
-            held.setdefault(name, []).append((block.place, value))
+            held.setdefault(name, []).append(value)
         if task.probe is not None:
             rows = np.arange(members.offsets[place], members.offsets[place + 1])
             probed.append(probe_scores(algorithm, task, block, task.probe.take(rows)))

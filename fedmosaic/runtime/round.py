@@ -13,7 +13,7 @@ clients own the same row, so every gradient is the client's own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.data.batches import Examples, localise, make_examples, shuffled
-from fedmosaic.local import Context, Pass, Phase, value_of
+from fedmosaic.local import Context, Optimiser, Pass, Phase, value_of
 from fedmosaic.models.view import Batch, View
 from fedmosaic.ragged import I64, Ragged
 from fedmosaic.runtime import devices
@@ -30,6 +30,8 @@ from fedmosaic.runtime.devices import Array, Place
 from fedmosaic.training import State, TrainingSet
 from fedmosaic.tree import Axis
 from fedmosaic.upload import Sum, add_rows
+
+Held = dict[str, tuple[Place, Array]]  # name in the device store -> where, what
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +97,7 @@ def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False
         empty = np.empty(0) if spec.axis is not Axis.ITEM else spec.rows(task.ctx.seed, place.touched.values)
         params[name] = torch.from_numpy(devices.read(task.held, f"private/{name}", spec, place, empty).copy())
     memory = {
-        name: _memory(algorithm, task, name, params[name], move.rule, place)
+        name: _memory(algorithm, task, name, params[name], move.rule, place, rows)
         for one in algorithm.local
         for phase in one.phases
         for move in phase.moves
@@ -106,7 +108,9 @@ def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False
     return Block(place, examples, rows, params, sent, memory, gradients)
 
 
-def _memory(algorithm: Algorithm, task: Task, name: str, value: Tensor, rule: Any, place: Place) -> tuple[Tensor, ...]:
+def _memory(
+    algorithm: Algorithm, task: Task, name: str, value: Tensor, rule: Optimiser, place: Place, rows: I64
+) -> tuple[Tensor, ...]:
     fresh = rule.memory(value)
     if not rule.persistent:
         return tuple(fresh)
@@ -114,7 +118,19 @@ def _memory(algorithm: Algorithm, task: Task, name: str, value: Tensor, rule: An
         devices.read(task.held, f"memory/{name}.{i}", algorithm.specs[name], place, part.numpy())
         for i, part in enumerate(fresh)
     )
-    return tuple(torch.from_numpy(np.array(part)) for part in stored)
+    result = tuple(torch.from_numpy(np.array(part)) for part in stored)
+    if algorithm.specs[name].axis is Axis.ITEM:
+        still = torch.from_numpy(~_trained(place, rows))
+        for part in result:
+            part[still] = 0  # a row that no example trains does not drift on old momentum
+    return result
+
+
+def _trained(place: Place, rows: I64) -> Array:
+    """Which of a block's item rows some example trains; a dense block holds others too, and they stand still."""
+    mask = np.zeros(place.touched.values.size, dtype=bool)
+    mask[rows] = True
+    return mask
 
 
 def batches(block: Block, one: Pass, ctx: Context) -> Iterator[tuple[int, Batch]]:
@@ -176,11 +192,10 @@ def _head(algorithm: Algorithm, block: Block, name: str, value: Tensor, active: 
     return value[: int(owned.offsets[active])]
 
 
-def finish(algorithm: Algorithm, block: Block) -> tuple[Sum, dict[str, Array]]:
+def finish(algorithm: Algorithm, block: Block) -> tuple[Sum, Held]:
     """What is sent, summed in fixed point, and what stays. Only names whose role says so are sent."""
     totals = {name: _total(algorithm, block, name) for name in algorithm.sent}
-    trained = np.zeros(block.place.touched.values.size, dtype=bool)  # a dense block holds rows nobody trained
-    trained[block.rows] = True
+    trained = _trained(block.place, block.rows)
     upload = Sum(
         totals=totals,
         touched=np.bincount(block.place.touched.values[trained], minlength=block.place.n_items),
@@ -188,11 +203,16 @@ def finish(algorithm: Algorithm, block: Block) -> tuple[Sum, dict[str, Array]]:
         examples=block.examples.items.size,
         loss=block.loss,
     )
-    held = {f"private/{name}": block.params[name].numpy() for name in algorithm.private}
+    stays = {f"private/{name}": (name, block.params[name]) for name in algorithm.private}
     for one in algorithm.local:
         for move in (move for phase in one.phases for move in phase.moves if move.rule.persistent):
             for name in move.names:
-                held |= {f"memory/{name}.{i}": m.numpy() for i, m in enumerate(block.memory[name])}
+                stays |= {f"memory/{name}.{i}": (name, m) for i, m in enumerate(block.memory[name])}
+    rows = replace(block.place, touched=block.place.touched.only(trained))
+    held = {
+        key: (rows, value.numpy()[trained]) if algorithm.specs[name].axis is Axis.ITEM else (block.place, value.numpy())
+        for key, (name, value) in stays.items()
+    }
     return upload, held
 
 

@@ -34,7 +34,7 @@ def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS
         upload, stays = finish(algorithm, block)
         total = upload if total is None else total + upload
         for name, value in stays.items():
-            held.setdefault(name, []).append((block.place, value))
+            held.setdefault(name, []).append(value)
         if task.probe is not None and probed is not None:
             rows = _users(task, chunk)
             probed[_slots(task.probe, rows)] = probe_scores(algorithm, task, block, task.probe.take(rows))

@@ -1,0 +1,152 @@
+"""The conformance kit: laws that every method must keep, shipped so that a new one can prove itself.
+
+    from fedmosaic.testing import check_engines, check_privacy, checkerboard
+    check_engines(my_federation)
+
+Each check raises AssertionError with what differed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedmosaic.data.interactions import Interactions
+from fedmosaic.local import Context
+from fedmosaic.ragged import Ragged
+from fedmosaic.runtime import kernel, loop, simulate
+from fedmosaic.runtime.federation import Federation
+from fedmosaic.runtime.round import Outcome, Task
+from fedmosaic.training import State, TrainingSet
+
+
+def toy_training_set(users: int = 13, items: int = 23, seed: int = 0) -> TrainingSet:
+    """Ragged histories from one item to nearly all, repeats included, and one user whose pool is empty."""
+    rng = np.random.default_rng(seed)
+    rows = [sorted(rng.choice(items, int(n), replace=False).tolist()) for n in rng.integers(1, items - 4, users)]
+    rows[3] = list(range(items))  # nothing left to be a negative
+    rows[5] = [*rows[5], rows[5][0]]  # a pair kept twice
+    histories = Ragged.from_rows(rows)
+    return TrainingSet(histories, histories.unique(), items)
+
+
+def checkerboard(size: int = 16) -> Interactions:
+    """Users like items of their own parity; each lacks one of them (its own number), which is the right answer."""
+    pairs = [(u, i) for u in range(size) for i in range(size) if u % 2 == i % 2 and i != u]
+    return Interactions.from_frame({"user": [u for u, _ in pairs], "item": [i for _, i in pairs]})
+
+
+def digest(state: State, *prefixes: str) -> str:
+    """SHA-256 of the arrays whose names begin with a prefix (all, if none is given)."""
+    h = hashlib.sha256()
+    for name in sorted(state):
+        if not prefixes or name.startswith(prefixes):
+            h.update(name.encode() + np.ascontiguousarray(state[name]).tobytes())
+    return h.hexdigest()
+
+
+def run_rounds(federation: Federation, data: TrainingSet, rounds: int = 3, seed: int = 1) -> tuple[State, list[Any]]:
+    """Advance a federation on some data, asking for every score of every user after every round."""
+    everything = np.tile(np.arange(data.n_items, dtype=np.int32), data.n_users)
+    probe = Ragged(everything, np.arange(data.n_users + 1) * data.n_items)
+    state = federation.start(data, seed)
+    seen = []
+    for number in range(1, rounds + 1):
+        state, record, answers = federation.advance(data, state, number, seed, probe)
+        seen.append((record, answers))
+    return state, seen
+
+
+def check_engines(federation: Federation, data: TrainingSet | None = None, tolerance: float = 2e-4) -> None:
+    """Engine law: loop, simulate and (where it fits) kernel agree on state, losses and answers after three rounds."""
+    data = toy_training_set() if data is None else data
+    expected, told = run_rounds(replace(federation, engine="loop"), data)
+    engines = ["simulate"]
+    if not kernel.unfit(federation.algorithm, data.pooled() if federation.pooled else data):
+        engines.append("kernel")
+    for engine in engines:
+        state, said = run_rounds(replace(federation, engine=engine), data)  # type: ignore[arg-type]
+        assert set(state) == set(expected), (engine, set(state) ^ set(expected))
+        for name in expected:
+            _close(state[name], expected[name], tolerance, f"{engine}: {name}")
+        for (record, answers), (wanted, scores) in zip(said, told, strict=True):
+            assert (record.clients, record.bytes_up, record.touched_rows) == (
+                wanted.clients,
+                wanted.bytes_up,
+                wanted.touched_rows,
+            )
+            _close(np.array([record.loss]), np.array([wanted.loss]), tolerance, f"{engine}: loss")
+            _close(answers, scores, 10 * tolerance, f"{engine}: answers")
+
+
+def check_chunks(federation: Federation, data: TrainingSet | None = None, tolerance: float = 2e-4) -> None:
+    """Any chunk size gives the same round; the kernel gives the same bits for any number of workers."""
+    data = toy_training_set() if data is None else data
+    arranged = data.pooled() if federation.pooled else data
+    task = first_task(federation, data)
+    whole = simulate.run_round(federation.algorithm, task)
+    for size in (1, 2, 7, 1000):
+        part = simulate.run_round(federation.algorithm, task, size)
+        assert_same_round(part, whole, tolerance, f"chunks of {size}")
+    if not kernel.unfit(federation.algorithm, arranged):
+        bits = {digest(kernel.run_round(federation.algorithm, task, workers).total.totals) for workers in (1, 2, 4)}
+        assert len(bits) == 1, "1, 2 and 4 workers give different sums"
+
+
+def check_privacy(federation: Federation, data: TrainingSet | None = None) -> None:
+    """Privacy law: poison every private tensor with a marker; nothing that is sent carries it."""
+    data = toy_training_set() if data is None else data
+    algorithm, task = federation.algorithm, first_task(federation, data)
+    sent = simulate.run_round(algorithm, task).total
+    assert set(sent.totals) == set(algorithm.sent), "something is sent that no role allows"
+    assert not set(sent.totals) & set(algorithm.private)
+    marker = 1e5  # far beyond any update of the toy data, far within fixed point
+    frozen = replace(algorithm, local=())  # no step is taken, so only a leak could carry the marker
+    poisoned = {k: np.full_like(v, marker) if v.dtype.kind == "f" else v for k, v in task.held.items()}
+    leaked = loop.run_round(frozen, replace(task, held=poisoned)).total
+    for name, total in leaked.totals.items():
+        assert not total.any(), f"{name} carries private state"
+
+
+def first_task(federation: Federation, data: TrainingSet, seed: int = 1) -> Task:
+    """The task of round 1 with everybody."""
+    arranged = data.pooled() if federation.pooled else data
+    state = federation.start(data, seed)
+    ctx = Context(1, seed, data.n_items, arranged.n_clients)
+    return federation.task(arranged, state, ctx, np.arange(arranged.n_clients))
+
+
+def assert_same_round(one: Outcome, other: Outcome, tolerance: float, what: str) -> None:
+    """Uploads, counts and private state agree."""
+    for name, total in other.total.totals.items():
+        _close(one.total.totals[name] / 2**32, total / 2**32, tolerance, f"{what}: {name}")
+    assert one.total.touched.tolist() == other.total.touched.tolist(), what
+    assert (one.total.clients, one.total.examples) == (other.total.clients, other.total.examples), what
+    for name, value in other.held.items():
+        _close(one.held[name], value, tolerance, f"{what}: {name}")
+
+
+def same_parity_share(federation: Federation, size: int = 16) -> float:
+    """Share of users who rank their missing item above all items of the other parity."""
+    data = checkerboard(size)
+    histories = Ragged.group(data.user, data.item, size)
+    training = TrainingSet(histories, histories.unique(), size)
+    state = federation.start(training, 0)
+    for number in range(1, federation.rounds + 1):
+        state, _, _ = federation.advance(training, state, number, 0)
+    scores = federation.scorer(training, state).scores(np.arange(size))
+    other = np.arange(size)[:, None] % 2 != np.arange(size)[None] % 2
+    return float((np.diag(scores) > np.where(other, scores, -np.inf).max(axis=1)).mean())
+
+
+def _close(found: Any, wanted: Any, tolerance: float, what: str) -> None:
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    assert found.shape == wanted.shape, f"{what}: shape {found.shape}, expected {wanted.shape}"
+    if wanted.dtype.kind in "iub":
+        assert (found == wanted).all(), f"{what} differs"
+        return
+    gap = np.abs(found - wanted) / (1 + np.abs(wanted))
+    assert not gap.size or gap.max() <= tolerance, f"{what} differs by {gap.max():.2e}"

@@ -1,0 +1,268 @@
+"""The laws of the house, for every federated method of the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmosaic import zoo
+from fedmosaic.algorithm import Algorithm, compose, describe
+from fedmosaic.errors import ScoreError, SettingsError
+from fedmosaic.local import SGD, Adam, Decay, Move, Pass, PerItem, Phase
+from fedmosaic.models.mf import LinearScorer
+from fedmosaic.models.ncf import NCF
+from fedmosaic.objective import bce
+from fedmosaic.personalise.dual import dual
+from fedmosaic.ragged import Ragged
+from fedmosaic.runtime.federation import Federation
+from fedmosaic.server import Server
+from fedmosaic.testing import (
+    check_chunks,
+    check_engines,
+    check_privacy,
+    digest,
+    run_rounds,
+    same_parity_share,
+    toy_training_set,
+)
+from fedmosaic.tree import Init, Role
+from fedmosaic.upload import Upload
+from fedmosaic.zoo import linear, roles_of
+
+METHODS = [name for name, e in zoo.ZOO.items() if "engine" in e.settings.model_fields]
+# Small batches so that the toy data has several, the last one partial; a mild rate so that float noise stays small.
+SMALL: dict[str, Any] = {"dim": 4, "batch_size": 16, "rounds": 3}
+MILD = {
+    "fedmf": {"item_rate": 2.0},
+    "pfedrec": {"item_rate": 2.0},
+    "local-only": {"item_rate": 2.0},
+    "fedncf": {"item_factor": 0.5},
+    "fedncf-dual": {"item_factor": 0.5},
+}
+
+
+def small(name: str, **changes: Any) -> Federation:
+    made: Federation = zoo.entry(name).build(SMALL | MILD.get(name, {}) | changes)
+    return made
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_engine_law(name: str) -> None:
+    check_engines(small(name))
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("mf", "ncf", "neumf")])
+@pytest.mark.parametrize("changes", [{"participation": 0.4}, {"local_epochs": 3}, {"negatives": 0}], ids=str)
+def test_engine_law_under_other_settings(name: str, changes: dict[str, Any]) -> None:
+    check_engines(small(name, **changes))
+
+
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec"])
+def test_engine_law_scale_free(name: str) -> None:
+    check_engines(small(name, preset="scale-free"))
+
+
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "fedncf", "local-only"])
+def test_engine_law_with_silos(name: str) -> None:
+    data = toy_training_set()
+    silos = Ragged.from_rows([[0, 1, 2, 3], [4], [7, 5, 6], list(range(8, 13))])
+    check_engines(small(name), replace(data, silos=silos))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_chunks_and_workers(name: str) -> None:
+    check_chunks(small(name))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_privacy_law(name: str) -> None:
+    check_privacy(small(name))
+
+
+LEARN: dict[str, dict[str, Any]] = {
+    "fedmf": {"rounds": 60, "item_rate": 40.0, "score_rate": 1.0},
+    "pfedrec": {"rounds": 60, "preset": "scale-free", "dim": 8},
+    "fedncf": {"rounds": 150, "rate": 1.0, "item_factor": 1.0},
+    "fedncf-rows": {"rounds": 80, "rate": 0.02, "participation": 1.0},
+    "mf": {"rounds": 60, "rate": 0.05},
+    "ncf": {"rounds": 60, "rate": 0.02},
+    "neumf": {"rounds": 60, "rate": 0.02},
+}
+
+
+@pytest.mark.parametrize("name", LEARN)
+def test_learning_law(name: str) -> None:
+    """Every method that shares anything ranks a user's missing item above all items of the other colour."""
+    federation = zoo.entry(name).build({"dim": 8, "batch_size": 64} | LEARN[name])
+    assert same_parity_share(federation) >= 0.9
+
+
+def test_seed_decides_everything_and_only_the_seed() -> None:
+    data = toy_training_set()
+    one, two, other = (run_rounds(small("pfedrec"), data, seed=s)[0] for s in (1, 1, 2))
+    assert digest(one) == digest(two) != digest(other)
+
+
+def test_clients_never_drawn_and_drawn_late_are_exact() -> None:
+    """With few clients a round, somebody is new in a late round and somebody never comes: they answer all the same."""
+    data = toy_training_set()
+    federation = small("pfedrec", participation=0.1)
+    state, seen = run_rounds(federation, data, rounds=4)
+    assert (state["last"] == 0).any()
+    assert len(set(state["last"].tolist())) > 2
+    answers = seen[-1][1].reshape(data.n_users, -1)
+    np.testing.assert_allclose(federation.scorer(data, state).scores(np.arange(data.n_users)), answers, atol=1e-5)
+
+
+def test_tuned_copies_are_replayed_exactly() -> None:
+    """What a device answers from its own memory equals what it answered at the end of its round."""
+    data = toy_training_set()
+    for engine in ("loop", "simulate", "kernel"):
+        federation = small("pfedrec", engine=engine)
+        state, seen = run_rounds(federation, data)
+        answers = seen[-1][1].reshape(data.n_users, -1)
+        assert np.array_equal(federation.scorer(data, state).scores(np.arange(data.n_users)), answers)
+
+
+def test_untouched_rows_of_a_tuned_copy_are_the_table_received() -> None:
+    data = toy_training_set()
+    federation = small("pfedrec")
+    state, _ = run_rounds(federation, data, rounds=2)
+    assert not np.array_equal(state["given/item"][0], state["server/item"])
+    assert state["given/item"].shape[0] == 1  # with everybody in every round one past table is enough
+
+
+# --- identity laws ----------------------------------------------------------------------------------------------
+
+
+def test_one_client_with_everything_shared_is_central_training() -> None:
+    """A federation of one silo is plain SGD: the mean of one is itself."""
+    data = toy_training_set().pooled()
+    base = linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0))
+    shared, _ = run_rounds(Federation(base), data)
+    alone, _ = run_rounds(Federation(zoo.alone(base)), data)
+    rows = alone["private/item.rows"]
+    np.testing.assert_allclose(shared["server/item"], rows, atol=1e-6)
+
+
+def test_dual_with_still_items_leaves_the_table_alone() -> None:
+    data = toy_training_set()
+    frozen = compose(linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0)), dual(item_rate=0.0))
+    state, _ = run_rounds(Federation(frozen), data)
+    start = Federation(frozen).start(data, 1)
+    assert np.array_equal(state["server/item"], start["server/item"])
+
+
+def test_gradient_upload_with_one_step_equals_delta_upload() -> None:
+    """One batch, one step: sending the gradient and stepping on the server is sending the step."""
+    data = toy_training_set()
+    model = LinearScorer(4)
+    step = Phase((Move(("user", "bias"), 0.1), Move(("item",), 0.5)))
+    delta = Algorithm(model, roles_of(model), (Pass((step,), batch_size=1000),))
+    gradient = replace(delta, upload=Upload("gradient"), server=Server(rate=0.5))
+    a, _ = run_rounds(Federation(delta), data, rounds=2)
+    b, _ = run_rounds(Federation(gradient), data, rounds=2)
+    np.testing.assert_allclose(a["server/item"], b["server/item"], atol=1e-6)
+    np.testing.assert_allclose(a["private/user"], b["private/user"], atol=1e-6)
+
+
+def test_adam_equals_torch() -> None:
+    import torch
+
+    rule, value = Adam(decay=0.01), torch.randn(3, 2)
+    twin = value.clone().requires_grad_()
+    reference = torch.optim.Adam([twin], lr=0.05, weight_decay=0.01)
+    memory = rule.memory(value)
+    for _ in range(5):
+        gradient = torch.randn(3, 2)
+        twin.grad = gradient.clone()
+        reference.step()
+        rule.step(value, gradient, memory, 0.05)
+    torch.testing.assert_close(value, twin.detach())
+
+
+def test_server_reductions() -> None:
+    data = toy_training_set()
+    base = linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0))
+    start = Federation(base).start(data, 1)["server/item"]
+    moved = {
+        kind: run_rounds(Federation(replace(base, server=Server(kind))), data, rounds=1)[0]["server/item"] - start
+        for kind in ("mean", "row-mean", "sum")
+    }
+    np.testing.assert_allclose(moved["sum"] / data.n_users, moved["mean"], atol=1e-5)
+    ratio = np.abs(moved["row-mean"]).sum(1) / np.maximum(np.abs(moved["mean"]).sum(1), 1e-12)
+    assert ratio.min() >= 0.99  # rows nobody shares are not diluted
+
+
+# --- construction -----------------------------------------------------------------------------------------------
+
+
+def test_wrong_declarations_are_refused_with_names() -> None:
+    model = LinearScorer(4)
+    roles = roles_of(model)
+    step = (Pass((Phase((Move(("user",), 0.1),)),)),)
+    with pytest.raises(SettingsError, match=r"without role: \['bias'\]"):
+        Algorithm(model, {k: v for k, v in roles.items() if k != "bias"}, step)
+    with pytest.raises(SettingsError, match=r"unknown: \['head'\]"):
+        Algorithm(model, roles | {"head": Role.SHARED}, step)
+    with pytest.raises(SettingsError, match=r"move unknown parameters \['users'\]; known: item, user, bias"):
+        Algorithm(model, roles, (Pass((Phase((Move(("users",), 0.1),)),)),))
+    with pytest.raises(SettingsError, match="would leave the device"):
+        Algorithm(model, roles | {"user": Role.SHARED}, step)
+    with pytest.raises(SettingsError, match="move frozen"):
+        Algorithm(model, roles | {"user": Role.FROZEN}, step)
+    with pytest.raises(SettingsError, match="persistent optimiser needs private"):
+        Algorithm(model, roles, (Pass((Phase((Move(("item",), 0.1, Adam(persistent=True)),)),)),))
+    with pytest.raises(SettingsError, match="engine=kernel does not run this algorithm: its model is not the linear"):
+        run_rounds(small("fedncf", engine="kernel"), toy_training_set())
+
+
+def test_divergence_is_an_error_and_not_a_number() -> None:
+    for engine in ("simulate", "kernel"):
+        with pytest.raises(ScoreError, match="training diverged"):
+            run_rounds(small("fedmf", item_rate=1e30, score_rate=1e30, engine=engine), toy_training_set())
+
+
+def test_describe_tells_what_leaves_the_device() -> None:
+    rows = {r["parameter"]: r for r in describe(small("fedncf").algorithm, 100)}
+    assert rows["item"]["bytes up"] == 100 * 4 * 4
+    assert rows["user"]["bytes up"] == 0
+    assert rows["mlp.0.weight"]["role"] == "shared"
+    touched = replace(small("fedmf").algorithm, upload=Upload(support="touched"))
+    assert touched.traffic(100, 10.0)[0] == 10 * (4 * 4 + 4)
+
+
+def test_schedules_are_functions_of_the_round() -> None:
+    from fedmosaic.local import Context, value_of
+
+    ctx = Context(round=3, seed=0, n_items=50, n_clients=2)
+    assert value_of(0.5, ctx) == 0.5
+    assert value_of(PerItem(0.1), ctx) == 5.0
+    assert value_of(Decay(1.0, 0.5), ctx) == 0.25
+
+
+def test_batch_of_one_client_is_the_textbook_gradient() -> None:
+    """One client, one batch, in plain NumPy: the step of FedMF, repeated items included."""
+    histories = Ragged.from_rows([[0, 2, 2]])
+    from fedmosaic.training import TrainingSet
+
+    data = TrainingSet(histories, Ragged.from_rows([[0, 1, 2, 3]]), 4)  # empty pool: no negatives
+    model = LinearScorer(3, item_init=Init("normal", 1.0), user_init=Init("normal", 1.0))
+    step = Phase((Move(("user", "bias"), 0.3, SGD()), Move(("item",), 0.7, SGD())))
+    federation = Federation(Algorithm(model, roles_of(model), (Pass((step,)),), objective=bce))
+    before = federation.start(data, 5)
+    e, u, b = before["server/item"], before["private/user"][0], before["private/bias"][0, 0]
+    residual = {j: 1 / (1 + np.exp(-(u @ e[j] + b))) - 1 for j in (0, 2)}
+    new = e.copy()
+    new[0] -= 0.7 * residual[0] * u / 3
+    new[2] -= 0.7 * 2 * residual[2] * u / 3
+    for engine in ("loop", "simulate", "kernel"):
+        after, _, _ = replace(federation, engine=engine).advance(data, before, 1, 5)
+        np.testing.assert_allclose(after["server/item"], new, rtol=1e-5)
+        np.testing.assert_allclose(
+            after["private/user"][0], u - 0.3 * (residual[0] * e[0] + 2 * residual[2] * e[2]) / 3, rtol=1e-5
+        )
+    assert NCF(3).specs()[0].name == "item"
