@@ -110,7 +110,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print the results of finished runs again."""
-    from fedmosaic.run import RunFolder
+    from fedmosaic.folder import RunFolder
 
     summaries = [RunFolder.open(p).summary() for p in places]
     if as_json:
@@ -128,8 +128,8 @@ def recommend(
     as_json: Json = False,
 ) -> None:
     """The best unseen items of a user, by the user's own id, with titles where they are known."""
+    from fedmosaic.folder import RunFolder
     from fedmosaic.recommender import FederatedRecommender
-    from fedmosaic.run import RunFolder
 
     saved = (place / "model.json").is_file()
     model = FederatedRecommender.load(place) if saved else RunFolder.open(place).recommender()
@@ -207,7 +207,7 @@ def doctor(as_json: Json = False) -> None:
     import os
 
     from fedmosaic.data.fetch import cache_folder
-    from fedmosaic.run import environment
+    from fedmosaic.folder import environment
 
     cache = cache_folder()
     report = environment() | {

@@ -12,6 +12,7 @@ import pytest
 from fedmosaic import zoo
 from fedmosaic.closed_form.base import ClosedForm, fit
 from fedmosaic.closed_form.ease import EASE
+from fedmosaic.closed_form.fcf import FCF
 from fedmosaic.closed_form.ials import IALS
 from fedmosaic.closed_form.itemknn import ItemKNN
 from fedmosaic.closed_form.popularity import Popularity
@@ -19,7 +20,14 @@ from fedmosaic.data.split import Split
 from fedmosaic.errors import SettingsError
 from fedmosaic.recommender import FederatedRecommender
 
-FORMS = [Popularity(), ItemKNN(), ItemKNN(neighbours=3, shrink=2.0), EASE(lam=3.0), IALS(dim=4, rounds=3)]
+FORMS = [
+    Popularity(),
+    ItemKNN(),
+    ItemKNN(neighbours=3, shrink=2.0),
+    EASE(lam=3.0),
+    IALS(dim=4, rounds=3),
+    FCF(dim=4, rounds=3),
+]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
@@ -88,9 +96,9 @@ def checkerboard(n: int = 12) -> dict[str, list[int]]:
     return {"user": [u for u, _ in rows], "item": [i for _, i in rows]}
 
 
-@pytest.mark.parametrize("method", [m for m in zoo.ZOO if m != "popularity"])
+@pytest.mark.parametrize("method", ["itemknn", "ease", "ials", "fcf"])
 def test_learning_law_checkerboard(method: str) -> None:
-    settings: Any = {"ease": {"lam": 1.0}, "ials": {"dim": 4, "reg": 0.1}}.get(method, {})
+    settings: Any = {"ease": {"lam": 1.0}, "ials": {"dim": 4, "reg": 0.1}, "fcf": {"dim": 4}}.get(method, {})
     model = FederatedRecommender(method, **settings).fit(checkerboard())
     top = model.recommend(k=1)
     assert top["item"].to_list() == top["user"].to_list()

@@ -13,14 +13,15 @@ import fedmosaic
 ROOT = Path(fedmosaic.__file__).parent
 # A module may import only from rooms at its own height or below.
 FLOORS = [
-    {"errors", "keys", "ragged", "store"},
-    {"data"},
-    {"metrics"},
-    {"evaluate"},
-    {"training"},
-    {"closed_form"},
-    {"zoo"},
+    {"errors", "keys", "ragged", "store", "tree"},
+    {"data", "metrics", "evaluate", "training"},
+    {"local", "models", "objective", "upload", "server"},
+    {"algorithm"},
+    {"personalise", "closed_form"},
+    {"runtime"},
+    {"zoo", "testing"},
     {"config", "recommender"},
+    {"folder"},
     {"run"},
     {"report"},
     {"cli", "__main__"},

@@ -18,7 +18,8 @@ import pytest
 from fedmosaic import FederatedRecommender, Interactions, leave_one_out
 from fedmosaic.config import Settings
 from fedmosaic.errors import RunError, SettingsError, UnknownNameError
-from fedmosaic.run import RunFolder, load_ranks, resume, start
+from fedmosaic.folder import RunFolder
+from fedmosaic.run import load_ranks, resume, start
 from fedmosaic.store import load_tensors, save_tensors
 
 SHOP = ["customer,sku,bought"] + [
@@ -173,7 +174,7 @@ def test_resume_after_every_round_gives_the_same_bytes(shop: Path, tmp_path: Pat
 
         place = tmp_path / f"cut{last}"
         with pytest.raises(StopError):
-            start(settings, place, progress=stop)
+            start(settings, place, progress=stop, checkpoint_seconds=0)
         assert not RunFolder.open(place).finished
         with pytest.raises(RunError, match="not finished"):
             RunFolder.open(place).summary()
@@ -187,7 +188,7 @@ def test_kill_minus_nine_then_resume(shop: Path, tmp_path: Path) -> None:
     config = tmp_path / "whole" / "config.toml"
     command = ["run", "--config", str(config), "--out", str(tmp_path / "cut"), "--quiet"]
     process = subprocess.Popen([sys.executable, "-m", "fedmosaic", *command], cwd=shop.parent)
-    while not (tmp_path / "cut" / "checkpoint" / "latest.safetensors").exists():
+    while not (tmp_path / "cut" / "metrics.jsonl").exists():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -197,7 +198,7 @@ def test_kill_minus_nine_then_resume(shop: Path, tmp_path: Path) -> None:
 
 def test_damaged_checkpoint_falls_back_to_the_previous(shop: Path, tmp_path: Path) -> None:
     settings = shop_settings(shop)
-    start(settings, tmp_path / "r")
+    start(settings, tmp_path / "r", checkpoint_seconds=0)
     expected = fingerprint(tmp_path / "r")
     latest = tmp_path / "r" / "checkpoint" / "latest.safetensors"
     whole = latest.read_bytes()

@@ -101,10 +101,14 @@ def write(
         return
     keys = np.concatenate([place.row_keys for place, _ in parts])
     rows = np.concatenate([values for _, values in parts])
+    order = np.argsort(keys)
+    keys, rows = keys[order], rows[order]
     old_keys = state.get(f"{name}.keys")
     if old_keys is not None:
-        stays = ~np.isin(old_keys, keys, assume_unique=True)
-        keys = np.concatenate([keys, old_keys[stays]])
-        rows = np.concatenate([rows, state[f"{name}.rows"][stays]])
-    order = np.argsort(keys)
-    state[f"{name}.keys"], state[f"{name}.rows"] = keys[order], rows[order]
+        old_rows = state[f"{name}.rows"].copy()
+        at = np.searchsorted(old_keys, keys)
+        known = old_keys[np.minimum(at, old_keys.size - 1)] == keys
+        old_rows[at[known]] = rows[known]
+        keys = np.insert(old_keys, at[~known], keys[~known])
+        rows = np.insert(old_rows, at[~known], rows[~known], axis=0) if not known.all() else old_rows
+    state[f"{name}.keys"], state[f"{name}.rows"] = keys, rows

@@ -24,7 +24,7 @@ from fedmosaic.data.batches import draw_cohort
 from fedmosaic.errors import SettingsError
 from fedmosaic.evaluate import Scorer
 from fedmosaic.local import Context
-from fedmosaic.ragged import I64, Ragged, offsets_of
+from fedmosaic.ragged import I64, Ragged
 from fedmosaic.runtime import devices, loop, simulate
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.round import Block, Outcome, Task, apply, begin, score_users
@@ -206,7 +206,9 @@ class DeviceScorer:
         clients, of_client = np.unique(owners, return_inverse=True)
         order = np.argsort(of_client, kind="stable")
         members = Ragged.group(of_client[order], users[order], clients.size)
-        stored = _stored(self.state, algorithm, clients, data.n_items)
+        own_rows = any(algorithm.specs[n].axis is Axis.ITEM for n in algorithm.private)
+        asked = Ragged.group(np.repeat(of_client, items.shape[1]), items.ravel(), clients.size).unique()
+        stored = asked if own_rows else Ragged.from_rows([[]] * clients.size)
         ctx = Context(0, int(self.state["seed"][0]), data.n_items, data.n_clients)
         task = self.federation.task(data, self.state, ctx, clients, None)
         block = holding(algorithm, task, devices.Place(clients, members, stored, data.n_items))
@@ -247,15 +249,3 @@ def _owners(silos: Ragged, n_users: int) -> I64:
     owner = np.zeros(n_users, dtype=np.int64)
     owner[silos.values] = silos.rows
     return owner
-
-
-def _stored(state: State, algorithm: Algorithm, clients: I64, n_items: int) -> Ragged:
-    """Items of which the clients hold rows of their own."""
-    tables = [n for n in algorithm.private if algorithm.specs[n].axis is Axis.ITEM]
-    known = state.get(f"private/{tables[0]}.keys") if tables else None
-    if known is None:
-        return Ragged.from_rows([[]] * clients.size)
-    edges = np.searchsorted(known, [clients * n_items, (clients + 1) * n_items])
-    lengths = edges[1] - edges[0]
-    at = np.repeat(edges[0] - offsets_of(lengths)[:-1], lengths) + np.arange(int(lengths.sum()))
-    return Ragged((known[at] % n_items).astype(np.int32), offsets_of(lengths))
