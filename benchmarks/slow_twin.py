@@ -60,11 +60,16 @@ class SlowTwin:
         self.model: nn.Module = TowerNet(split.n_items) if tower else ScoreNet(split.n_items)
         self.private = ("user",) if tower else ("score",)
         everything = set(range(split.n_items))
-        self.positives = [row.tolist() for row in split.train]
-        self.pool = [
-            list(everything - {*t.tolist(), *v.tolist(), *e.tolist()})
-            for t, v, e in zip(split.train, split.validation, split.test, strict=True)
-        ]
+        self.train = pd.DataFrame({"user": split.train.rows, "item": split.train.values})
+        self.pool = pd.DataFrame(
+            {
+                "user": range(split.n_users),
+                "pool": [
+                    everything - {*t.tolist(), *v.tolist(), *e.tolist()}
+                    for t, v, e in zip(split.train, split.validation, split.test, strict=True)
+                ],
+            }
+        )
         self.client_params: dict[int, Any] = {}
 
     def round(self) -> tuple[float, float]:
@@ -77,26 +82,31 @@ class SlowTwin:
         return self._evaluate("test"), self._evaluate("validation")
 
     def _sample(self) -> list[tuple[list[int], list[float]]]:
+        """Fresh negatives for every positive, row by row, each drawn from the user's set of unseen items."""
+        table = pd.merge(self.train, self.pool, on="user")
+        table["negatives"] = table["pool"].apply(lambda pool: random.sample(list(pool), 4))
         data = []
-        for positives, pool in zip(self.positives, self.pool, strict=True):
+        for _, rows in table.groupby("user"):
             items: list[int] = []
             labels: list[float] = []
-            for item in positives:
-                items.append(int(item))
+            for row in rows.itertuples():
+                items.append(int(row.item))
                 labels.append(1.0)
-                for negative in random.sample(pool, 4):
+                for negative in row.negatives:
                     items.append(int(negative))
                     labels.append(0.0)
             data.append((items, labels))
         return data
 
     def _client_model(self, user: int) -> nn.Module:
+        """The server's model with everything the client stored, then the shared parts as the server has them."""
         model = copy.deepcopy(self.model)
         params = copy.deepcopy(self.model.state_dict())
-        if user in self.client_params:
-            for key, value in self.client_params[user].items():
-                if key.split(".")[0] in self.private:
-                    params[key] = copy.deepcopy(value)
+        for key, value in self.client_params.get(user, {}).items():
+            params[key] = copy.deepcopy(value.data)
+        for key, value in self.model.state_dict().items():
+            if key.split(".")[0] not in self.private:
+                params[key] = copy.deepcopy(value.data)
         model.load_state_dict(params)
         return model
 
@@ -135,19 +145,31 @@ class SlowTwin:
         self.model.load_state_dict(state)
 
     def _evaluate(self, part: str) -> float:
-        held, lists = self.split.held_out(part), self.candidates.of(part)  # type: ignore[arg-type]
-        frames = []
+        held, lists = self.split.held_out(part), self.candidates.of(part)
+        loss_of, first, rest = nn.BCELoss(), torch.zeros(0, 1), torch.zeros(0, 1)
+        labels = torch.tensor([1.0] + [0.0] * 99)
         for user in range(self.split.n_users):
             if self.tower:
                 model = self._client_model(user)
-            else:
+            else:  # PFedRec answers with the table the client tuned
                 model = copy.deepcopy(self.model)
                 model.load_state_dict(copy.deepcopy(self.client_params[user]))
             model.eval()
-            items = [*held[user].tolist(), *lists[user].tolist()]
             with torch.no_grad():
-                scores = model(torch.LongTensor(items)).view(-1).tolist()
-            frames.append(pd.DataFrame({"user": user, "item": items, "score": scores, "held": [True] + [False] * 99}))
-        full = pd.concat(frames)
+                one = model(torch.LongTensor(held[user].tolist()))
+                others = model(torch.LongTensor(lists[user].tolist()))
+                first, rest = torch.cat((first, one)), torch.cat((rest, others))
+                loss_of(torch.cat((one, others)).view(-1), labels).item()
+        users = list(range(self.split.n_users))
+        true = pd.DataFrame({"user": users, "held": held.values.tolist()})
+        full = pd.DataFrame(
+            {
+                "user": users + [u for u in users for _ in range(99)],
+                "item": held.values.tolist() + lists.values.tolist(),
+                "score": first.view(-1).tolist() + rest.view(-1).tolist(),
+            }
+        )
+        full = pd.merge(full, true, on=["user"], how="left")
         full["rank"] = full.groupby("user")["score"].rank(method="first", ascending=False)
-        return float((full[full["held"]]["rank"] <= 10).mean())
+        top = full[full["rank"] <= 10]
+        return float(len(top[top["held"] == top["item"]]) / len(users))

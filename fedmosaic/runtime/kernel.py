@@ -35,7 +35,7 @@ _mix = numba.njit(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN
 _S32 = np.uint64(32)
 _EMPTY = np.float32(3e38)  # marks a row of a group's sum that nobody has added to; no healthy sum comes near
-GROUP = 64  # clients summed in float32, in fixed order, before the sum turns to fixed point
+GROUP = 128  # clients summed in float32, in fixed order, before the sum turns to fixed point
 _FAST = {"contract", "reassoc", "nsz", "arcp"}  # not nnan/ninf: a diverged run must stay visible
 
 
