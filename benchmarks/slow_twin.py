@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedmosaic.data.negatives import Candidates
-from fedmosaic.data.split import Split
+from fedmosaic.data.split import Part, Split
 
 
 class ScoreNet(nn.Module):
@@ -144,7 +144,7 @@ class SlowTwin:
             state[key].data = state[key].data / len(uploads)
         self.model.load_state_dict(state)
 
-    def _evaluate(self, part: str) -> float:
+    def _evaluate(self, part: Part) -> float:
         held, lists = self.split.held_out(part), self.candidates.of(part)
         loss_of, first, rest = nn.BCELoss(), torch.zeros(0, 1), torch.zeros(0, 1)
         labels = torch.tensor([1.0] + [0.0] * 99)

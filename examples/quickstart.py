@@ -1,4 +1,4 @@
-"""Reference recommenders on MovieLens-100K, honestly evaluated, and ten films for one user."""
+"""MovieLens-100K: reference recommenders, federated training, honest evaluation, and ten films for one user."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from typing import Any
 
 from fedmosaic import FederatedRecommender, leave_one_out, load
 from fedmosaic.cli import note_licence
-from fedmosaic.report.console import print_results, print_table
+from fedmosaic.report.console import print_results, print_table, progress_bar
 
 USER = "196"
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("popularity", {}),
+    ("itemknn", {}),
+    ("ials", {}),
+    ("ease", {}),
+    ("pfedrec", {}),
+    ("fedmf", {"preset": "scale-free"}),
+]
 
 
 def main() -> None:
@@ -17,18 +25,20 @@ def main() -> None:
     films = load("ml-100k")
     split = leave_one_out(films)
     rows: list[tuple[str, Any]] = []
-    for method in ("popularity", "itemknn", "ials", "ease"):
+    models = {}
+    for method, settings in METHODS:
         began = time.perf_counter()
-        model = FederatedRecommender(method).fit(split)
-        result = model.evaluate()
+        with progress_bar(f"{method:<10}", quiet=False) as progress:
+            models[method] = FederatedRecommender(method, **settings).fit(split, progress)
+        result = models[method].evaluate()
         if not rows and result.sampled is not None:
             rows.append(("chance", {"full": result.full.chance().table(), "sampled": result.sampled.chance().table()}))
-        rows.append((f"{method} ({time.perf_counter() - began:.1f} s)", result.summary()))
+        name = f"{method} {settings.get('preset', '')}".strip()
+        rows.append((f"{name} ({time.perf_counter() - began:.1f} s)", result.summary()))
     print_results("MovieLens-100K, strict pool, leave-one-out, seed 0 (percent)", rows)
 
-    model = FederatedRecommender("ease").fit(films)  # to recommend, learn from everything
-    lists = model.recommend(USER, k=10)
-    print_table(f"for user {USER}", ["rank", "title"], [[str(r["rank"]), r["title"]] for r in lists.to_dicts()])
+    lists = models["fedmf"].recommend(USER, k=10)
+    print_table(f"fedmf for user {USER}", ["rank", "title"], [[str(r["rank"]), r["title"]] for r in lists.to_dicts()])
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from fedmosaic.data.negatives import Candidates, Pool, draw_candidates, excluded
 from fedmosaic.data.split import Part, Split
 from fedmosaic.data.vocab import Id, Vocab
 from fedmosaic.errors import RunError, SettingsError
-from fedmosaic.evaluate import Evaluation, checked_scores, evaluate, top_items
+from fedmosaic.evaluate import Evaluation, checked_scores, evaluate, make_probe, rank_probe, top_items
 from fedmosaic.ragged import I64, Ragged
 from fedmosaic.store import load_tensors, read_json, save_tensors, write_json
-from fedmosaic.training import Method, State, TrainingSet, train
+from fedmosaic.training import Method, Progress, State, TrainingSet, train
 
 FORMAT = 1
 Users = Sequence[Id] | Id | None
@@ -44,8 +44,11 @@ class FederatedRecommender:
         """Arguments of the constructor, as given."""
         return {"method": self.method, "seed": self.seed, "pool": self.pool, **self.settings}
 
-    def fit(self, data: Interactions | Split | Any) -> FederatedRecommender:
-        """Train on everything (`Interactions`, or a table with columns user and item), or on a split's train part."""
+    def fit(self, data: Interactions | Split | Any, progress: Progress | None = None) -> FederatedRecommender:
+        """Train on everything (`Interactions`, or a table with columns user and item), or on a split's train part.
+
+        Given a split, a method that reports every round keeps the round with the best validation HR@10 (1 + 99).
+        """
         if isinstance(data, Split):
             self.split_: Split | None = data
             known = data.interactions
@@ -55,10 +58,25 @@ class FederatedRecommender:
             self.split_ = None
             histories = Ragged.group(known.user, known.item, len(known.users))
             training = TrainingSet(histories, histories.unique(), len(known.items))
+        return self.restore(known.users, known.items, known.info, training, self._train(training, progress))
+
+    def _train(self, training: TrainingSet, progress: Progress | None) -> State:
         state: State = {}
-        for step in train(self._method, training, self.seed):
-            state = step.state
-        return self.restore(known.users, known.items, known.info, training, state)
+        split, probe, best = self.split_, None, -1.0
+        if split is not None and split.validation.values.size:
+            probe = make_probe(split, "validation", draw_candidates(split))
+        for step in train(self._method, training, self.seed, probe=probe):
+            line = vars(step.record)
+            if split is None or probe is None or step.answers is None:
+                state = step.state
+            else:
+                found = rank_probe(step.answers, probe, split.validation).mean("hr", 10)
+                line = line | {"validation": {"sampled": {"hr@10": found}}}
+                if found >= best:
+                    state, best = step.state, found
+            if progress is not None:
+                progress(step.round, self._method.rounds, line)
+        return state
 
     def restore(
         self, users: Vocab, items: Vocab, info: pl.DataFrame | None, training: TrainingSet, state: State

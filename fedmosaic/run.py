@@ -14,7 +14,7 @@ process.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,9 @@ from fedmosaic.metrics import Ranks, bootstrap
 from fedmosaic.ragged import Ragged
 from fedmosaic.recommender import save_catalogue, training_set
 from fedmosaic.store import load_tensors, read_json, save_tensors, write_json
-from fedmosaic.training import Method, State, Step, TrainingSet, train
+from fedmosaic.training import Method, Progress, State, Step, TrainingSet, train
 
 CHECKPOINT_SECONDS = 2.0
-Progress = Callable[[int, int, dict[str, Any]], None]  # (round, rounds, the line of metrics.jsonl)
 
 
 def default_place(settings: Settings, parent: str | Path = "runs") -> Path:

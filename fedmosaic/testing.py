@@ -9,7 +9,14 @@ Each check raises AssertionError with what differed.
 from __future__ import annotations
 
 import hashlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +27,7 @@ from fedmosaic.ragged import Ragged
 from fedmosaic.runtime import kernel, loop, simulate
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.runtime.round import Outcome, Task
+from fedmosaic.store import load_tensors
 from fedmosaic.training import State, TrainingSet
 
 
@@ -140,6 +148,32 @@ def same_parity_share(federation: Federation, size: int = 16) -> float:
     scores = federation.scorer(training, state).scores(np.arange(size))
     other = np.arange(size)[:, None] % 2 != np.arange(size)[None] % 2
     return float((np.diag(scores) > np.where(other, scores, -np.inf).max(axis=1)).mean())
+
+
+def final_bytes(place: str | Path) -> dict[str, bytes]:
+    """Everything a finished run ends in but its clocks."""
+    states: dict[str, bytes] = {}
+    for name in ("best", "latest"):
+        tensors, _ = load_tensors(Path(place) / "checkpoint" / f"{name}.safetensors")
+        states |= {f"{name}/{k}": v.tobytes() for k, v in tensors.items()}
+    summary = json.loads((Path(place) / "summary.json").read_text())
+    kept = {k: v for k, v in summary.items() if k not in {"cost", "run"}}
+    return states | {"summary": json.dumps(kept).encode(), "ranks": (Path(place) / "ranks.safetensors").read_bytes()}
+
+
+def kill_at_random(config: str, place: Path, *, times: int, seed: int, longest: float = 4.0) -> int:
+    """Start a run, then kill -9 it and resume it at random moments; returns how many kills found it at work."""
+    rng = random.Random(seed)
+    found = 0
+    for _ in range(times):
+        begun = (place / "config.toml").is_file()
+        words = ["resume", str(place)] if begun else ["run", "--config", config, "--out", str(place)]
+        process = subprocess.Popen([sys.executable, "-m", "fedmosaic", *words, "--quiet"], stdout=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.5, longest))
+        found += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    return found
 
 
 def _close(found: Any, wanted: Any, tolerance: float, what: str) -> None:

@@ -6,7 +6,7 @@ evaluation for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -89,6 +89,9 @@ class Method(Protocol):
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """One row per item, for similarity."""
         ...
+
+
+Progress = Callable[[int, int, dict[str, Any]], None]  # (round, rounds, what is known about the round)
 
 
 @dataclass(frozen=True, eq=False)

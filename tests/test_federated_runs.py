@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +13,9 @@ from fedmosaic import FederatedRecommender
 from fedmosaic.config import Settings
 from fedmosaic.data.split import Split
 from fedmosaic.run import resume, start
-from fedmosaic.store import load_tensors
+from fedmosaic.testing import final_bytes, kill_at_random
 
 TOY: dict[str, Any] = {"users": 60, "items": 50, "per_user": 8, "dim": 4, "batch_size": 16}
-
-
-def final_bytes(place: Path) -> dict[str, bytes]:
-    """Everything a run ends in but its clocks."""
-    states: dict[str, bytes] = {}
-    for name in ("best", "latest"):
-        tensors, _ = load_tensors(place / "checkpoint" / f"{name}.safetensors")
-        states |= {f"{name}/{k}": v.tobytes() for k, v in tensors.items()}
-    summary = json.loads((place / "summary.json").read_text())
-    kept = {k: v for k, v in summary.items() if k not in {"cost", "run"}}
-    return states | {"summary": json.dumps(kept).encode(), "ranks": (place / "ranks.safetensors").read_bytes()}
 
 
 @pytest.mark.parametrize(
@@ -60,35 +43,14 @@ def test_resume_gives_the_same_bytes(method: str, extra: dict[str, Any], tmp_pat
     assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
 
 
-def kill_at_random(place: Path, times: int, seed: int) -> int:
-    """Run and resume a command, killing it `times` times at random moments; returns how many kills found it alive."""
-    rng = random.Random(seed)
-    command = [sys.executable, "-m", "fedmosaic", "resume", str(place), "--quiet"]
-    alive = 0
-    for _ in range(times):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ)
-        time.sleep(rng.uniform(0.5, 4.0))
-        alive += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    return alive
-
-
 def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
     """A short form of `python benchmarks/kill_and_resume.py`, which does it 50 times."""
     given = TOY | {"rounds": 3000, "item_rate": 2.0, "users": 200}
     settings = Settings.make("pfedrec", "synthetic", given)
     start(settings, tmp_path / "whole")
 
-    class StopError(Exception):
-        pass
-
-    def stop(number: int, total: int, line: dict[str, Any]) -> None:
-        raise StopError
-
-    with pytest.raises(StopError):
-        start(settings, tmp_path / "cut", progress=stop)
-    assert kill_at_random(tmp_path / "cut", 3, seed=0) >= 1
+    config = str(tmp_path / "whole" / "config.toml")
+    assert kill_at_random(config, tmp_path / "cut", times=3, seed=0) >= 1
     resume(tmp_path / "cut")
     assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
 

@@ -24,8 +24,9 @@ from fedmosaic.data.batches import draw_cohort
 from fedmosaic.errors import SettingsError
 from fedmosaic.evaluate import Scorer
 from fedmosaic.local import Context
+from fedmosaic.models.mf import LinearScorer
 from fedmosaic.ragged import I64, Ragged
-from fedmosaic.runtime import devices, loop, simulate
+from fedmosaic.runtime import devices, kernel, loop, simulate
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.round import Block, Outcome, Task, apply, begin, score_users
 from fedmosaic.training import RoundRecord, State, TrainingSet
@@ -134,8 +135,6 @@ class Federation:
         return Task(data, server, held, ctx, cohort, probe)
 
     def _run(self, data: TrainingSet) -> Callable[[Algorithm, Task], Outcome]:
-        from fedmosaic.runtime import kernel
-
         reason = kernel.unfit(self.algorithm, data)
         if self.engine == "kernel" and reason:
             raise SettingsError(f"engine=kernel does not run this algorithm: {reason}. Use engine=auto or simulate")
@@ -187,6 +186,12 @@ class DeviceScorer:
 
     def pairs(self, probe: Ragged, who: I64 | None = None) -> Array:
         """Scores of a few items per user (all, or `who`) with the newest state, flat like the probe."""
+        shared = self._linear()
+        if shared is not None:
+            item, user, bias = shared
+            flat: Array = kernel.linear_pairs(
+                item, user if who is None else user[who], bias if who is None else bias[who], probe
+            )
         width = max(int(probe.lengths.max(initial=0)), 1)
         result = np.empty(probe.values.size, dtype=np.float32)
         step = max(1, SCORES_PER_BLOCK // width)
@@ -199,8 +204,23 @@ class DeviceScorer:
             result[probe.offsets[at] : probe.offsets[places[-1] + 1]] = self._newest(users, items)[mask]
         return result
 
+    def _linear(self) -> tuple[Array, Array, Array] | None:
+        """Table, vectors and biases, where scores are plain products with the server's table."""
+        algorithm, state = self.federation.algorithm, self.state
+        if not isinstance(algorithm.model, LinearScorer) or "item" not in algorithm.received:
+            return None
+        user = state["private/user"]
+        bias = state["private/bias"][:, 0] if "private/bias" in state else np.zeros(user.shape[0], dtype=np.float32)
+        return state["server/item"], user, np.ascontiguousarray(bias)
+
     def _newest(self, users: I64, items: Array) -> Array:
         """With the server's newest parameters and the device's own."""
+        shared = self._linear()
+        if shared is not None:
+            item, user, bias = shared
+            asked = Ragged(items.ravel(), np.arange(users.size + 1) * items.shape[1])
+            scores: Array = kernel.linear_pairs(item, user[users], bias[users], asked).reshape(items.shape)
+            return scores
         algorithm, data = self.federation.algorithm, self.data
         owners = users if data.silos is None else _owners(data.silos, data.n_users)[users]
         clients, of_client = np.unique(owners, return_inverse=True)

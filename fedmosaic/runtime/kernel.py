@@ -103,6 +103,20 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     return Outcome(upload, held, probed if task.probe is not None else None)
 
 
+def linear_pairs(item: Any, user: Any, bias: Any, probe: Ragged) -> Any:
+    """w·e + b for the items asked of each user, flat like the probe."""
+    scores = np.empty(probe.values.size, dtype=np.float32)
+    _pairs(np.ascontiguousarray(item), user, bias, probe.values, probe.offsets, scores)
+    return scores
+
+
+@numba.njit(cache=True)
+def _pairs(item: Any, user: Any, bias: Any, probe: Any, probe_at: Any, scores: Any) -> None:
+    for u in range(probe_at.size - 1):
+        begin, end = probe_at[u], probe_at[u + 1]
+        _score(probe[begin:end], end - begin, item, user[u], bias[u], scores[begin:end])
+
+
 def _rates(algorithm: Algorithm, ctx: Context) -> tuple[Any, Any]:
     """Rates of user and item side in each phase; 0 where a side stands still."""
     pairs = []
