@@ -17,7 +17,7 @@ $(VENV)/.dev: $(VENV)/.core
 	@$(PIP) -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.core  ## train the reference recommenders on MovieLens-100K and recommend films
+demo: $(VENV)/.core  ## train reference and federated recommenders on MovieLens-100K and recommend films
 	@$(BIN)/python examples/quickstart.py
 
 lint: $(VENV)/.dev  ## style and types
@@ -30,6 +30,8 @@ test: lint  ## style, types, tests and doctests
 
 bench: $(VENV)/.dev  ## print the speed figures of docs and README
 	@$(BIN)/python benchmarks/ground_floor.py
+	@$(BIN)/python benchmarks/engines.py
+	@$(BIN)/python benchmarks/scale.py
 
 clean:  ## remove what the other targets made (the data cache stays: `fedmosaic doctor` says where it is)
 	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -189,9 +189,9 @@ class DeviceScorer:
         shared = self._linear()
         if shared is not None:
             item, user, bias = shared
-            flat: Array = kernel.linear_pairs(
-                item, user if who is None else user[who], bias if who is None else bias[who], probe
-            )
+            chosen = slice(None) if who is None else who
+            flat: Array = kernel.linear_pairs(item, user[chosen], bias[chosen], probe)
+            return flat
         width = max(int(probe.lengths.max(initial=0)), 1)
         result = np.empty(probe.values.size, dtype=np.float32)
         step = max(1, SCORES_PER_BLOCK // width)
