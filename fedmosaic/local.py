@@ -119,6 +119,23 @@ class Adam:
 
 
 @dataclass(frozen=True)
+class Adagrad:
+    """x <- x - rate · g / (sqrt(sum of g²) + eps) (Duchi et al. 2011); a server rule of FedRecon's paper."""
+
+    eps: float = 1e-10
+    persistent: bool = False
+
+    def memory(self, value: Tensor) -> tuple[Tensor, ...]:
+        """Sum of squared gradients."""
+        return (torch.zeros_like(value),)
+
+    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: float) -> None:
+        """One step."""
+        memory[0].addcmul_(gradient, gradient)
+        value.addcdiv_(gradient, memory[0].sqrt().add_(self.eps), value=-rate)
+
+
+@dataclass(frozen=True)
 class Move:
     """Some parameters, the rate and the rule they move by."""
 

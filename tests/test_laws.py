@@ -11,7 +11,7 @@ import pytest
 from fedmosaic import zoo
 from fedmosaic.algorithm import Algorithm, compose, describe
 from fedmosaic.errors import ScoreError, SettingsError
-from fedmosaic.local import SGD, Adam, Decay, Move, Pass, PerItem, Phase
+from fedmosaic.local import SGD, Adagrad, Adam, Decay, Move, Pass, PerItem, Phase
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.models.ncf import NCF
 from fedmosaic.objective import bce
@@ -39,8 +39,8 @@ MILD = {
     "fedmf": {"item_rate": 2.0},
     "pfedrec": {"item_rate": 2.0},
     "local-only": {"item_rate": 2.0},
-    "fedncf": {"item_factor": 0.5},
-    "fedncf-dual": {"item_factor": 0.5},
+    "fedncf": {"item_factor": 0.05, "rate": 0.5, "user_rate": 0.5},
+    "fedncf-dual": {"item_factor": 0.05, "rate": 0.5, "user_rate": 0.5},
 }
 
 
@@ -85,7 +85,7 @@ def test_privacy_law(name: str) -> None:
 LEARN: dict[str, dict[str, Any]] = {
     "fedmf": {"rounds": 60, "item_rate": 40.0, "score_rate": 1.0},
     "pfedrec": {"rounds": 60, "preset": "scale-free", "dim": 8},
-    "fedncf": {"rounds": 150, "rate": 1.0, "item_factor": 1.0},
+    "fedncf": {"rounds": 150, "rate": 1.0, "user_rate": 1.0, "item_factor": 1.0},
     "fedncf-rows": {"rounds": 80, "rate": 0.02, "participation": 1.0},
     "mf": {"rounds": 60, "rate": 0.05},
     "ncf": {"rounds": 60, "rate": 0.02},
@@ -169,19 +169,29 @@ def test_gradient_upload_with_one_step_equals_delta_upload() -> None:
     np.testing.assert_allclose(a["private/user"], b["private/user"], atol=1e-6)
 
 
-def test_adam_equals_torch() -> None:
+def test_step_rules_equal_torch() -> None:
     import torch
 
-    rule, value = Adam(decay=0.01), torch.randn(3, 2)
-    twin = value.clone().requires_grad_()
-    reference = torch.optim.Adam([twin], lr=0.05, weight_decay=0.01)
-    memory = rule.memory(value)
-    for _ in range(5):
-        gradient = torch.randn(3, 2)
-        twin.grad = gradient.clone()
-        reference.step()
-        rule.step(value, gradient, memory, 0.05)
-    torch.testing.assert_close(value, twin.detach())
+    for rule, reference in (
+        (Adam(decay=0.01), lambda p: torch.optim.Adam([p], lr=0.05, weight_decay=0.01)),
+        (Adagrad(), lambda p: torch.optim.Adagrad([p], lr=0.05)),
+        (SGD(decay=0.1), lambda p: torch.optim.SGD([p], lr=0.05, weight_decay=0.1)),
+    ):
+        value = torch.randn(3, 2)
+        twin = value.clone().requires_grad_()
+        step, memory = reference(twin), rule.memory(value)
+        for _ in range(5):
+            gradient = torch.randn(3, 2)
+            twin.grad = gradient.clone()
+            step.step()
+            rule.step(value, gradient, memory, 0.05)
+        torch.testing.assert_close(value, twin.detach())
+
+
+@pytest.mark.parametrize("rule", [SGD(), Adam(), Adagrad()], ids=repr)
+def test_engine_law_for_every_server_rule(rule: Any) -> None:
+    base = linear(zoo.LinearSettings(dim=4, batch_size=16, item_rate=2.0))
+    check_engines(Federation(replace(base, server=Server("row-mean", rule, 0.1))))
 
 
 def test_server_reductions() -> None:

@@ -32,8 +32,16 @@ def dual(score_rate: Schedule | None = None, item_rate: Schedule | None = None) 
         return replace(whole, phases=(_phase(whole, score, score_rate), _phase(whole, items, item_rate)))
 
     def _phase(whole: Pass, names: tuple[str, ...], rate: Schedule | None) -> Phase:
+        """The host's own moves, cut down to some names; its first rate for names that it never moved."""
         moves = [m for phase in whole.phases for m in phase.moves]
-        own = next((m for m in moves if set(m.names) & set(names)), moves[0])
-        return Phase((Move(names, own.rate if rate is None else rate, own.rule),))
+        kept = [Move(own, m.rate if rate is None else rate, m.rule) for m in moves if (own := _common(m.names, names))]
+        missing = tuple(n for n in names if not any(n in m.names for m in kept))
+        if missing:
+            kept.append(Move(missing, moves[0].rate if rate is None else rate, moves[0].rule))
+        return Phase(tuple(kept))
 
     return wrap
+
+
+def _common(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(n for n in names if n in wanted)
