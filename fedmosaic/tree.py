@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -92,6 +93,14 @@ class Spec:
             return self.rows(seed, np.arange(n_items))
         whole: F32 = self.rows(seed, np.zeros(1, dtype=np.int64))[0]
         return whole
+
+
+@lru_cache(maxsize=8)
+def first_table(spec: Spec, seed: int, n_items: int) -> F32:
+    """`spec.table`, remembered: private tables fall back on it row by row, in every block of every round."""
+    table = spec.table(seed, n_items)
+    table.flags.writeable = False
+    return table
 
 
 def by_name(specs: tuple[Spec, ...]) -> Mapping[str, Spec]:

@@ -30,7 +30,7 @@ from fedmosaic.runtime import devices, kernel, loop, simulate
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.round import Block, Outcome, Task, apply, begin, score_users
 from fedmosaic.training import RoundRecord, State, TrainingSet
-from fedmosaic.tree import Axis
+from fedmosaic.tree import Axis, first_table
 
 Engine = Literal["auto", "loop", "simulate", "kernel"]
 SCORES_PER_BLOCK = 500_000
@@ -255,7 +255,9 @@ def holding(algorithm: Algorithm, task: Task, place: devices.Place) -> Block:
     block.place = place
     for name in algorithm.private:
         spec = algorithm.specs[name]
-        first = spec.rows(task.ctx.seed, place.touched.values) if spec.axis is Axis.ITEM else np.empty(0)
+        first: Array = np.empty(0)
+        if spec.axis is Axis.ITEM:
+            first = first_table(spec, task.ctx.seed, place.n_items)[place.touched.values]
         block.params[name] = torch.from_numpy(devices.read(task.held, f"private/{name}", spec, place, first).copy())
     for name in algorithm.received:
         value = torch.from_numpy(task.server[name])

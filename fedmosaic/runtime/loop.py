@@ -5,23 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from fedmosaic.algorithm import Algorithm
+from fedmosaic.ragged import I64
 from fedmosaic.runtime import devices
 from fedmosaic.runtime.devices import Array, Place
-from fedmosaic.runtime.round import Outcome, Task, advance, batches, begin, finish, probe_scores
+from fedmosaic.runtime.round import Block, Outcome, Task, advance, batches, begin, finish, probe_scores
 from fedmosaic.upload import Sum
 
 
 def run_round(algorithm: Algorithm, task: Task) -> Outcome:
-    """Every client of the cohort: begin, advance through its batches, finish."""
+    """Every client of the cohort in turn; uploads are added, what stays is put back."""
     total: Sum | None = None
     held: dict[str, list[tuple[Place, Array]]] = {}
     probed = []
     members = task.data.members(task.cohort)
     for place, client in enumerate(task.cohort):
-        block = begin(algorithm, task, np.array([client]), dense=True)
-        for one in algorithm.local:
-            for active, batch in batches(block, one, task.ctx):
-                block = advance(algorithm, block, active, batch, one.phases, task.ctx)
+        block = work(algorithm, task, np.array([client]), dense=True)
         upload, stays = finish(algorithm, block)
         total = upload if total is None else total + upload
         for name, value in stays.items():
@@ -31,6 +29,15 @@ def run_round(algorithm: Algorithm, task: Task) -> Outcome:
             probed.append(probe_scores(algorithm, task, block, task.probe.take(rows)))
     assert total is not None
     return Outcome(total, merge_held(algorithm, task, held), np.concatenate(probed) if probed else None)
+
+
+def work(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool) -> Block:
+    """Local work of a block of clients: begin, then advance through all batches of all passes."""
+    block = begin(algorithm, task, clients, dense=dense)
+    for one in algorithm.local:
+        for active, batch in batches(block, one, task.ctx):
+            block = advance(algorithm, block, active, batch, one.phases, task.ctx)
+    return block
 
 
 def merge_held(algorithm: Algorithm, task: Task, held: dict[str, list[tuple[Place, Array]]]) -> dict[str, Array]:

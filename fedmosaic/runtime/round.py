@@ -28,7 +28,7 @@ from fedmosaic.ragged import I64, Ragged
 from fedmosaic.runtime import devices
 from fedmosaic.runtime.devices import Array, Place
 from fedmosaic.training import State, TrainingSet
-from fedmosaic.tree import Axis
+from fedmosaic.tree import Axis, first_table
 from fedmosaic.upload import Sum, add_rows
 
 Held = dict[str, tuple[Place, Array]]  # name in the device store -> where, what
@@ -94,7 +94,9 @@ def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False
             params[name] = value.expand(clients.size, *value.shape).clone()
     for name in algorithm.private:
         spec = algorithm.specs[name]
-        empty = np.empty(0) if spec.axis is not Axis.ITEM else spec.rows(task.ctx.seed, place.touched.values)
+        empty: Array = np.empty(0)
+        if spec.axis is Axis.ITEM:
+            empty = first_table(spec, task.ctx.seed, place.n_items)[place.touched.values]
         params[name] = torch.from_numpy(devices.read(task.held, f"private/{name}", spec, place, empty).copy())
     memory = {
         name: _memory(algorithm, task, name, params[name], move.rule, place, rows)
@@ -267,7 +269,7 @@ def score_users(algorithm: Algorithm, task: Task, block: Block, items: Array) ->
     for name, value in block.params.items():
         spec = algorithm.specs[name]
         if spec.axis is Axis.ITEM:
-            base = task.server[name] if name in task.server else spec.table(task.ctx.seed, block.place.n_items)
+            base = task.server[name] if name in task.server else first_table(spec, task.ctx.seed, block.place.n_items)
             rows = base[items]
             rows[held] = value.numpy()[order[at[held]]]
             params[name] = torch.from_numpy(rows.reshape(-1, *spec.shape))

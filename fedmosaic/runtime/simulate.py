@@ -13,8 +13,8 @@ import numpy as np
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.ragged import I64, Ragged, offsets_of
 from fedmosaic.runtime.devices import Array, Place
-from fedmosaic.runtime.loop import merge_held
-from fedmosaic.runtime.round import Outcome, Task, advance, batches, begin, finish, probe_scores
+from fedmosaic.runtime.loop import merge_held, work
+from fedmosaic.runtime.round import Outcome, Task, finish, probe_scores
 from fedmosaic.upload import Sum
 
 CLIENTS_PER_CHUNK = 64
@@ -26,11 +26,7 @@ def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS
     held: dict[str, list[tuple[Place, Array]]] = {}
     probed = None if task.probe is None else np.empty(task.probe.values.size, dtype=np.float32)
     for chunk in _chunks(algorithm, task, clients_per_chunk):
-        clients = task.cohort[chunk]
-        block = begin(algorithm, task, clients)
-        for one in algorithm.local:
-            for active, batch in batches(block, one, task.ctx):
-                block = advance(algorithm, block, active, batch, one.phases, task.ctx)
+        block = work(algorithm, task, task.cohort[chunk], dense=False)
         upload, stays = finish(algorithm, block)
         total = upload if total is None else total + upload
         for name, value in stays.items():
