@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    given = {"users": 2000, "items": 500, "per_user": 20, "rounds": 4000, "participation": 0.5, "item_rate": 100.0}
+    given = {"users": 2000, "items": 500, "per_user": 20, "rounds": 12000, "participation": 0.5, "item_rate": 100.0}
     settings = Settings.make("pfedrec", "synthetic", given)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
