@@ -54,13 +54,22 @@ class Algorithm:
         frozen = [n for n in moved if self.roles[n] is Role.FROZEN]
         if frozen:
             raise SettingsError(f"phases move frozen parameters {sorted(frozen)}")
-        wrong = [n for n, s in specs.items() if s.axis is Axis.USER and self.roles[n] in UPLOADED]
+        wrong = [n for n, s in specs.items() if s.axis is Axis.USER and self.roles[n] is not Role.PRIVATE]
         if wrong:
-            raise SettingsError(f"user parameters {wrong} would leave the device; their role must be private or frozen")
+            raise SettingsError(f"user parameters {wrong} would leave the device; their role must be private")
         for move in (move for p in self.local for phase in p.phases for move in phase.moves):
             kept = [n for n in move.names if move.rule.persistent and self.roles[n] is not Role.PRIVATE]
             if kept:
                 raise SettingsError(f"a persistent optimiser needs private parameters; {kept} are not")
+
+        if self.keeps and any(specs[n].axis is Axis.ITEM for n in self.private):
+            raise SettingsError(
+                "a personalised table beside a private item table cannot be replayed; share one of them"
+            )
+        if self.keeps and any(m.rule.persistent for p in self.local for phase in p.phases for m in phase.moves):
+            raise SettingsError(
+                "a personalised table with a persistent optimiser cannot be replayed; reset it each round"
+            )
 
     def names(self, *roles: Role) -> tuple[str, ...]:
         """Parameters with one of the roles, in the model's order."""
@@ -87,8 +96,8 @@ class Algorithm:
         return bool(self.names(Role.PERSONALISED))
 
     def traffic(self, n_items: int, touched_rows: float) -> tuple[int, int]:
-        """Bytes a client sends and receives in a round."""
-        up = 0.0
+        """Bytes a client sends and receives in a round; rows averaged over their senders need the senders counted."""
+        up = 4.0 * n_items if self.sent and self.server.reduce == "row-mean" else 0.0
         for name in self.sent:
             spec = self.specs[name]
             if self.upload.support == "touched" and spec.axis is Axis.ITEM:

@@ -80,7 +80,8 @@ class Settings(BaseModel):
                 known = [f for f in cls.model_fields if f != "method_settings"] + list(entry.settings.model_fields)
                 raise UnknownNameError("setting", key, known, f"`fedmosaic describe {method}` explains them")
         chosen = zoo.validated(entry.settings, rest, f"method {method}")
-        typed = {k: v for k, v in chosen.model_dump().items() if k in rest}
+        # none is every optional setting's default, and TOML cannot say it
+        typed = {k: v for k, v in chosen.model_dump().items() if k in rest and v is not None}
         return zoo.validated(cls, own | {"method": method, "dataset": dataset, "method_settings": typed}, "the run")
 
     def build(self) -> Method:
@@ -106,12 +107,12 @@ class Settings(BaseModel):
             return time_split(data, validation=validation, test=test)
         return ratio_split(data, validation=validation, test=test, ties=self.ties)
 
-    def protocol(self) -> str:
-        """One line that belongs beside every number."""
+    def protocol(self, rule: str) -> str:
+        """One line that belongs beside every number; `rule` is the split's own description."""
         straddle = ", repeats straddle the split (leak)" if self.straddle else ""
         leak = {"strict": "", "legacy": " (leaks the held-out item)", "isolated": " (peeks)"}[self.pool]
         return (
-            f"{self.split}, ties by {self.ties}{straddle}; pool {self.pool}{leak}; seed {self.seed}; "
+            f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; "
             f"sampled = 1 + {self.candidates}; selected on validation {self.select}"
         )
 

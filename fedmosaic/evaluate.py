@@ -131,7 +131,7 @@ def rank_probe(scores: npt.NDArray[np.floating], probe: Ragged, held: Ragged) ->
     above, tied = np.zeros(held.values.size, dtype=np.int32), np.zeros(held.values.size, dtype=np.int32)
     _count(scores, probe.offsets, held.offsets, above, tied)
     rows = held.rows
-    candidates = (probe.lengths - held.lengths)[rows] + 1
+    candidates = probe.lengths[rows]
     return Ranks(rows, held.values, above, tied, candidates.astype(np.int32))
 
 
@@ -142,9 +142,10 @@ def _count(scores: Any, probe_at: Any, held_at: Any, above: Any, tied: Any) -> N
         n_held = held_at[user + 1] - held_at[user]
         for h in range(n_held):
             target = scores[first + h]
-            for k in range(first + n_held, last):
+            for k in range(first, last):
                 above[held_at[user] + h] += scores[k] > target
                 tied[held_at[user] + h] += scores[k] == target
+            tied[held_at[user] + h] -= 1  # not with itself
 
 
 def checked_scores(scorer: Scorer, users: I64, n_items: int) -> npt.NDArray[np.floating]:
@@ -192,13 +193,16 @@ def _rank_full(scores: Any, users: I64, positives: Ragged, target: Any) -> Ranks
 
 def _rank_sampled(scores: Any, users: I64, positives: Ragged, candidates: Ragged) -> Ranks:
     rows = positives.rows
-    lists = candidates.take(rows)  # one list per held-out item
+    # One list per held-out item: the candidates, and the user's other held-out items, so that all share one ranking.
+    lists = Ragged.group(
+        np.concatenate([candidates.rows, rows]), np.concatenate([candidates.values, positives.values]), users.size
+    ).take(rows)
     owner = lists.rows
     value = scores[rows[owner], lists.values]
     target = scores[rows, positives.values]
     above = np.bincount(owner[value > target[owner]], minlength=rows.size).astype(np.int32)
-    tied = np.bincount(owner[value == target[owner]], minlength=rows.size).astype(np.int32)
-    return Ranks(users[rows].astype(np.int32), positives.values, above, tied, (lists.lengths + 1).astype(np.int32))
+    tied = np.bincount(owner[value == target[owner]], minlength=rows.size).astype(np.int32) - 1  # not with itself
+    return Ranks(users[rows].astype(np.int32), positives.values, above, tied, lists.lengths.astype(np.int32))
 
 
 def _join(parts: list[Ranks]) -> Ranks:

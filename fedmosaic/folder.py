@@ -80,28 +80,26 @@ class RunFolder:
         return folder
 
     @classmethod
-    def create(cls, place: Path, settings: Settings, data_dir: str | Path | None) -> RunFolder:
+    def create(cls, place: Path, settings: Settings, data_dir: str | Path | None, data: str) -> RunFolder:
         """A new run; an old one in the same place must have the same settings, and is started over."""
         folder = cls(place)
         if place.exists() and not place.is_dir():
             raise RunError(f"{place} exists and is not a folder; choose another --out")
-        if place.is_dir() and any(place.iterdir()):
+        strangers = [p.name for p in place.iterdir() if not p.name.startswith(".")] if place.is_dir() else []
+        if strangers not in ([], ["env.json"]):  # empty, or killed before the settings were written
             if not (place / "config.toml").is_file():
                 raise RunError(f"{place} exists and is not a run folder; choose another --out")
             if folder.settings() != settings:
                 raise RunError(f"{place} holds a run with other settings; choose another --out or remove it")
-            for old in (
-                "summary.json",
-                "metrics.jsonl",
-                "checkpoint/latest.safetensors",
-                "checkpoint/previous.safetensors",
-            ):
+            states = (f"checkpoint/{name}.safetensors" for name in ("latest", "previous", "best"))
+            for old in ("summary.json", "metrics.jsonl", "ranks.safetensors", *states):
                 (place / old).unlink(missing_ok=True)
         try:
             place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot create {place}: {error.strerror}") from None
-        write_json(place / "env.json", environment() | {"data_dir": None if data_dir is None else str(data_dir)})
+        where = None if data_dir is None else str(Path(data_dir).resolve())
+        write_json(place / "env.json", environment() | {"data_dir": where, "data": data})
         write_atomic(place / "config.toml", settings.to_toml())
         return folder
 

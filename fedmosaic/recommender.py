@@ -228,6 +228,8 @@ def save_catalogue(place: Path, users: Vocab, items: Vocab, info: pl.DataFrame |
     table = items.ids.alias("item").to_frame() if info is None else info.with_columns(items.ids.alias("item"))
     table.write_parquet(place / "items.parquet")
     parts = {"histories": training.histories, "excluded": training.excluded}
+    if training.silos is not None:
+        parts["silos"] = training.silos
     save_tensors(
         place / "histories.safetensors",
         {f"{n}.{k}": getattr(r, k) for n, r in parts.items() for k in ("values", "offsets")},
@@ -241,10 +243,14 @@ def load_catalogue(place: Path) -> tuple[Vocab, Vocab, pl.DataFrame | None, Trai
     except (FileNotFoundError, pl.exceptions.PolarsError) as error:
         raise RunError(f"{place} holds no readable catalogue: {error}") from None
     tensors, _ = load_tensors(place / "histories.safetensors")
-    histories, excluded = (Ragged(tensors[f"{n}.values"], tensors[f"{n}.offsets"]) for n in ("histories", "excluded"))
-    training = TrainingSet(histories, excluded, items.height)
+    stored = {n: Ragged(tensors[f"{n}.values"], tensors[f"{n}.offsets"]) for n in _parts(tensors)}
+    training = TrainingSet(stored["histories"], stored["excluded"], items.height, stored.get("silos"))
     info = items if "title" in items.columns else None
     return Vocab(users["user"], "user"), Vocab(items["item"], "item"), info, training
+
+
+def _parts(tensors: Mapping[str, Any]) -> set[str]:
+    return {name.split(".")[0] for name in tensors}
 
 
 def _as_list(ids: Iterable[Id] | Id) -> list[Id]:

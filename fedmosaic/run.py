@@ -22,7 +22,7 @@ from fedmosaic.closed_form.base import fit
 from fedmosaic.closed_form.popularity import Popularity
 from fedmosaic.config import Settings
 from fedmosaic.data.negatives import Candidates, draw_candidates
-from fedmosaic.data.split import Split
+from fedmosaic.data.split import Part, Split
 from fedmosaic.errors import RunError
 from fedmosaic.evaluate import Evaluation, evaluate, make_probe, rank_probe
 from fedmosaic.folder import Meter, Position, RunFolder, peak_megabytes
@@ -51,8 +51,9 @@ def start(
 ) -> dict[str, Any]:
     """Run from the beginning and return the summary; an interruption costs at most `checkpoint_seconds` of work."""
     method = settings.build()  # a wrong setting is refused before anything is written
-    split = settings.split_data(settings.load_data(data_dir))
-    folder = RunFolder.create(Path(place), settings, data_dir)
+    data = settings.load_data(data_dir)
+    split = settings.split_data(data)
+    folder = RunFolder.create(Path(place), settings, data_dir, data.digest())
     return _execute(folder, settings, method, split, progress, checkpoint_seconds)
 
 
@@ -68,8 +69,11 @@ def resume(
     if folder.finished:
         return folder.summary()
     settings = folder.settings()
-    stored = read_json(folder.place / "env.json").get("data_dir")
-    split = settings.split_data(settings.load_data(data_dir or stored))
+    begun = read_json(folder.place / "env.json")
+    data = settings.load_data(data_dir or begun.get("data_dir"))
+    if begun.get("data") != data.digest():
+        raise RunError(f"{place} was begun on other data (the digests differ); start a new run")
+    split = settings.split_data(data)
     return _execute(folder, settings, settings.build(), split, progress, checkpoint_seconds)
 
 
@@ -89,9 +93,8 @@ def _execute(
         if progress is not None:
             progress(position.round, method.rounds, line)
     best, at = folder.load_state("best")
-    evaluations = {
-        part: evaluate(method.scorer(data, best), split, part, candidates) for part in ("validation", "test")
-    }
+    parts: list[Part] = ["validation", "test"] if split.validation.values.size else ["test"]
+    evaluations = {part: evaluate(method.scorer(data, best), split, part, candidates) for part in parts}
     _save_ranks(folder, evaluations["test"])
     summary = _summary(folder, settings, split, candidates, evaluations, at)
     write_json(folder.place / "summary.json", summary)
@@ -110,8 +113,10 @@ def _rounds(
     """Train from the last whole checkpoint on; evaluate and record every round, store the state now and then."""
     try:
         state, position = folder.load_state("latest", "previous")
+        folder.load_state("best")  # without it the selection would be lost
     except RunError:
         state, position = None, Position()
+    selects = split.validation.values.size > 0  # with nothing to select on, the last round is taken
     probe = make_probe(split, "validation", candidates)
     protocol, metric = settings.select.split(":")
     best: tuple[State, Position] | None = None  # not yet stored
@@ -121,12 +126,12 @@ def _rounds(
             line: dict[str, Any] = {"round": step.round, **vars(step.record)}
             last = step.round == method.rounds
             value = position.best_value
-            if step.round % settings.evaluate_every == 0 or last:
+            if selects and (step.round % settings.evaluate_every == 0 or last):
                 line["validation"] = _validation(method, data, step, split, candidates, probe, full=protocol == "full")
                 value = line["validation"][protocol][metric]
             wall, cpu = Meter.now().since(clock)
             clock = Meter.now()
-            better = "validation" in line and value >= position.best_value  # a later round wins a tie
+            better = value >= position.best_value if "validation" in line else last and not selects  # ties: the later
             position = position.after(step, value if better else None, wall, cpu)
             line["seconds"] = round(wall, 4)
             metrics.write(json.dumps(line) + "\n")
@@ -160,7 +165,7 @@ def _summary(
     settings: Settings,
     split: Split,
     candidates: Candidates,
-    evaluations: dict[str, Evaluation],
+    evaluations: dict[Part, Evaluation],
     at: Position,
 ) -> dict[str, Any]:
     _, last = folder.load_state("latest", "previous")
@@ -173,9 +178,8 @@ def _summary(
         "seed": settings.seed,
         "rounds": last.round,
         "best_round": at.round,
-        "protocol": settings.protocol(),
-        "validation": evaluations["validation"].summary(),
-        "test": test.summary(),
+        "protocol": settings.protocol(split.rule),
+        **{str(part): found.summary() for part, found in evaluations.items()},
         "interval": {
             name: vars(bootstrap(ranks.per_user("hr", 10)))
             for name, ranks in (("sampled", test.sampled), ("full", test.full))

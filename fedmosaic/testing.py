@@ -22,21 +22,23 @@ from typing import Any
 import numpy as np
 
 from fedmosaic.data.interactions import Interactions
-from fedmosaic.local import Context
+from fedmosaic.local import Context, Pass, Phase
 from fedmosaic.ragged import Ragged
 from fedmosaic.runtime import kernel, loop, simulate
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.runtime.round import Outcome, Task
 from fedmosaic.store import load_tensors
 from fedmosaic.training import State, TrainingSet
+from fedmosaic.tree import UPLOADED
 
 
 def toy_training_set(users: int = 13, items: int = 23, seed: int = 0) -> TrainingSet:
-    """Ragged histories from one item to nearly all, repeats included, and one user whose pool is empty."""
+    """Ragged histories from none to nearly all items, repeats included, and one user whose pool is empty."""
     rng = np.random.default_rng(seed)
     rows = [sorted(rng.choice(items, int(n), replace=False).tolist()) for n in rng.integers(1, items - 4, users)]
     rows[3] = list(range(items))  # nothing left to be a negative
     rows[5] = [*rows[5], rows[5][0]]  # a pair kept twice
+    rows[9] = []  # nothing to train on
     histories = Ragged.from_rows(rows)
     return TrainingSet(histories, histories.unique(), items)
 
@@ -88,6 +90,8 @@ def check_engines(federation: Federation, data: TrainingSet | None = None, toler
             )
             _close(np.array([record.loss]), np.array([wanted.loss]), tolerance, f"{engine}: loss")
             _close(answers, scores, 10 * tolerance, f"{engine}: answers")
+        asked = replace(federation, engine=engine).scorer(data, state).scores(np.arange(data.n_users))  # type: ignore[arg-type]
+        _close(asked.ravel(), said[-1][1], 10 * tolerance, f"{engine}: scorer against answers")
 
 
 def check_chunks(federation: Federation, data: TrainingSet | None = None, tolerance: float = 2e-4) -> None:
@@ -105,18 +109,40 @@ def check_chunks(federation: Federation, data: TrainingSet | None = None, tolera
 
 
 def check_privacy(federation: Federation, data: TrainingSet | None = None) -> None:
-    """Privacy law: poison every private tensor with a marker; nothing that is sent carries it."""
+    """Privacy law, for every engine that runs the algorithm.
+
+    Names: nothing is sent but what a role allows. Marker: with private tensors poisoned and every rate 0, all local
+    work is done and nothing may move, so that anything in the upload would be private state. Others: a client's upload
+    does not change when the private state of all other clients does.
+    """
     data = toy_training_set() if data is None else data
     algorithm, task = federation.algorithm, first_task(federation, data)
-    sent = simulate.run_round(algorithm, task).total
-    assert set(sent.totals) == set(algorithm.sent), "something is sent that no role allows"
-    assert not set(sent.totals) & set(algorithm.private)
-    marker = 1e5  # far beyond any update of the toy data, far within fixed point
-    frozen = replace(algorithm, local=())  # no step is taken, so only a leak could carry the marker
-    poisoned = {k: np.full_like(v, marker) if v.dtype.kind == "f" else v for k, v in task.held.items()}
-    leaked = loop.run_round(frozen, replace(task, held=poisoned)).total
-    for name, total in leaked.totals.items():
-        assert not total.any(), f"{name} carries private state"
+    still = replace(algorithm, local=tuple(_still(one) for one in algorithm.local))
+    poisoned = {k: np.full_like(v, 1e4) if v.dtype.kind == "f" else v for k, v in task.held.items()}
+    engines = [loop.run_round, simulate.run_round]
+    if not kernel.unfit(algorithm, task.data):
+        engines.append(kernel.run_round)
+    for run in engines:
+        sent = run(algorithm, task).total
+        assert {n for n in sent.totals if algorithm.roles[n] not in UPLOADED} == set(), "something private is sent"
+        marked = run(still, replace(task, held=poisoned)).total
+        for name, total in marked.totals.items():
+            assert algorithm.upload.kind == "gradient" or not total.any(), f"{name} carries private state"
+        alone = replace(task, cohort=task.cohort[:1])
+        others = {k: np.where(_mine(v, task), v, 1e4).astype(v.dtype) for k, v in task.held.items() if v.ndim > 1}
+        own, again = run(algorithm, alone).total, run(algorithm, replace(alone, held={**task.held, **others})).total
+        assert digest(own.totals) == digest(again.totals), "an upload depends on another client's private state"
+
+
+def _still(one: Pass) -> Pass:
+    phases = tuple(Phase(tuple(replace(m, rate=0.0) for m in phase.moves)) for phase in one.phases)
+    return replace(one, phases=phases)
+
+
+def _mine(value: Any, task: Task) -> Any:
+    """Mask of the first client's rows in a private array."""
+    rows = task.data.members(task.cohort[:1]).values if value.shape[0] == task.data.n_users else task.cohort[:1]
+    return np.isin(np.arange(value.shape[0]), rows).reshape(-1, *[1] * (value.ndim - 1))
 
 
 def first_task(federation: Federation, data: TrainingSet, seed: int = 1) -> Task:
@@ -161,15 +187,18 @@ def final_bytes(place: str | Path) -> dict[str, bytes]:
     return states | {"summary": json.dumps(kept).encode(), "ranks": (Path(place) / "ranks.safetensors").read_bytes()}
 
 
-def kill_at_random(config: str, place: Path, *, times: int, seed: int, longest: float = 4.0) -> int:
-    """Start a run, then kill -9 it and resume it at random moments; returns how many kills found it at work."""
+def kill_at_random(config: str, place: Path, *, times: int, seed: int, longest: float = 2.0) -> int:
+    """Start a run, then kill -9 it at random moments of its training and resume it; returns how often it was alive."""
     rng = random.Random(seed)
-    found = 0
+    metrics, found = place / "metrics.jsonl", 0
     for _ in range(times):
         begun = (place / "config.toml").is_file()
         words = ["resume", str(place)] if begun else ["run", "--config", config, "--out", str(place)]
+        before = metrics.stat().st_ino if metrics.is_file() else None  # training begins by replacing this file
         process = subprocess.Popen([sys.executable, "-m", "fedmosaic", *words, "--quiet"], stdout=subprocess.DEVNULL)
-        time.sleep(rng.uniform(0.5, longest))
+        while process.poll() is None and (not metrics.is_file() or metrics.stat().st_ino == before):
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, longest))
         found += process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -31,6 +31,10 @@ class TrainingSet:
     n_items: int
     silos: Ragged | None = None
 
+    def __post_init__(self) -> None:
+        if self.silos is not None and np.sort(self.silos.values).tolist() != list(range(self.n_users)):
+            raise ValueError("silos must hold every user exactly once")
+
     @property
     def n_users(self) -> int:
         """Number of users."""
@@ -40,6 +44,13 @@ class TrainingSet:
     def n_clients(self) -> int:
         """Number of clients."""
         return self.n_users if self.silos is None else len(self.silos)
+
+    def owners(self) -> I64:
+        """The client of each user."""
+        owner = np.arange(self.n_users)
+        if self.silos is not None:
+            owner[self.silos.values] = self.silos.rows
+        return owner
 
     def members(self, clients: I64) -> Ragged:
         """The users each of the clients holds."""

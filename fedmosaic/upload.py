@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numba
@@ -29,8 +30,9 @@ I64 = npt.NDArray[np.int64]
 class Upload:
     """What kind of change is sent, and for which rows.
 
-    `dense` sends every row, so that the message tells nothing about the history; `touched` sends the rows that were
-    trained, which tells the server (nearly) what the user holds. It decides bytes, not results.
+    `dense` sends every row, zeros included: all messages have one size, and under a secure sum or noise the support is
+    hidden. On its own it hides nothing, since rows that were not trained are exactly zero. `touched` sends the trained
+    rows and their ids, and shows them to anybody who counts bytes. It decides bytes, not results.
     """
 
     kind: Literal["delta", "gradient"] = "delta"
@@ -60,7 +62,8 @@ class Sum:
 
 def add_rows(total: I64, rows: npt.NDArray[np.int32], change: npt.NDArray[np.float32]) -> None:
     """total[rows[k]] += change[k] in fixed point; values that no healthy training reaches are refused."""
-    if not _add_rows(total.reshape(total.shape[0], -1), rows, change.reshape(change.shape[0], -1)):
+    width = prod(total.shape[1:])
+    if not _add_rows(total.reshape(-1, width), rows, change.reshape(-1, width)):
         raise ScoreError("an upload holds NaN or huge values: training diverged; lower the learning rate")
 
 

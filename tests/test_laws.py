@@ -86,6 +86,7 @@ LEARN: dict[str, dict[str, Any]] = {
     "fedmf": {"rounds": 60, "item_rate": 40.0, "score_rate": 1.0},
     "pfedrec": {"rounds": 60, "preset": "scale-free", "dim": 8},
     "fedncf": {"rounds": 150, "rate": 1.0, "user_rate": 1.0, "item_factor": 1.0},
+    "fedncf-dual": {"rounds": 150, "rate": 0.3, "user_rate": 0.3, "item_factor": 0.5},
     "fedncf-rows": {"rounds": 80, "rate": 0.02, "participation": 1.0},
     "mf": {"rounds": 60, "rate": 0.05},
     "ncf": {"rounds": 60, "rate": 0.02},
@@ -128,11 +129,70 @@ def test_tuned_copies_are_replayed_exactly() -> None:
 
 
 def test_untouched_rows_of_a_tuned_copy_are_the_table_received() -> None:
+    """An item that a device did not meet in its last round is scored with the row it received, not the newest one."""
     data = toy_training_set()
-    federation = small("pfedrec")
+    federation = small("pfedrec", negatives=0)
     state, _ = run_rounds(federation, data, rounds=2)
-    assert not np.array_equal(state["given/item"][0], state["server/item"])
     assert state["given/item"].shape[0] == 1  # with everybody in every round one past table is enough
+    user = 0
+    unmet = np.setdiff1d(np.arange(data.n_items), data.histories[user])
+    scores = federation.scorer(data, state).scores(np.array([user]))[0]
+    received = state["given/item"][0] @ state["private/user"][user] + state["private/bias"][user, 0]
+    newest = state["server/item"] @ state["private/user"][user] + state["private/bias"][user, 0]
+    np.testing.assert_allclose(scores[unmet], received[unmet], rtol=1e-4, atol=1e-6)
+    met = data.histories[user]
+    assert not np.allclose(scores[met], received[met], atol=1e-4)
+    assert not np.allclose(newest[met], received[met], atol=1e-6)
+
+
+def test_a_probe_may_begin_late() -> None:
+    data = toy_training_set()
+    federation = small("pfedrec", participation=0.4)
+    state = federation.start(data, 1)
+    for number in (1, 2, 3):
+        state, _, _ = federation.advance(data, state, number, 1)
+    everything = Ragged(np.tile(np.arange(23, dtype=np.int32), 13), np.arange(14) * 23)
+    state, _, answers = federation.advance(data, state, 4, 1, everything)
+    assert answers is not None
+    expected = federation.scorer(data, state).scores(np.arange(13))
+    np.testing.assert_allclose(answers.reshape(13, -1), expected, atol=1e-5)
+
+
+def test_weight_decay_leaves_rows_without_examples_alone() -> None:
+    base = linear(zoo.LinearSettings(dim=4, batch_size=16, item_rate=2.0, negatives=1))
+    for rule in (SGD(decay=0.01), Adam(decay=0.01)):
+        step = Phase((Move(("user", "bias"), 0.1), Move(("item",), 0.5, rule)))
+        check_engines(Federation(replace(base, local=(Pass((step,), batch_size=16),))))
+
+
+def test_the_kernel_sums_what_the_general_engine_sums() -> None:
+    """Many clients with large steps: the sum may be far larger than any one upload."""
+    users, items = 3000, 40
+    histories = Ragged(np.tile(np.arange(20, dtype=np.int32), users), np.arange(users + 1) * 20)
+    data = replace(toy_training_set(), histories=histories, excluded=histories, n_items=items)
+    federation = small("fedmf", item_rate=4000.0, batch_size=256)
+    sums = [run_rounds(replace(federation, engine=e), data, rounds=1)[0]["server/item"] for e in ("simulate", "kernel")]
+    np.testing.assert_allclose(sums[0], sums[1], rtol=1e-3, atol=1e-3)
+
+
+def test_many_users_without_history() -> None:
+    rows = [[0, 1, 2], [2, 3]] + [[]] * 150
+    histories = Ragged.from_rows(rows)
+    data = replace(toy_training_set(), histories=histories, excluded=histories, n_items=6)
+    for name in ("fedmf", "pfedrec", "fedncf", "local-only"):
+        check_engines(small(name, participation=0.5), data)
+
+
+def test_similar_items_of_central_models_are_aligned() -> None:
+    data = toy_training_set()
+    state, _ = run_rounds(small("mf", negatives=0), data)
+    vectors = small("mf").vectors(state)
+    assert vectors.shape == (data.n_items, 4)
+    rows, keys = state["private/item.rows"], state["private/item.keys"]
+    assert np.array_equal(vectors[keys], rows)
+    alone, _ = run_rounds(small("local-only"), data)
+    with pytest.raises(SettingsError, match="no item table that is common"):
+        small("local-only").vectors(alone)
 
 
 # --- identity laws ----------------------------------------------------------------------------------------------
@@ -202,7 +262,8 @@ def test_server_reductions() -> None:
         kind: run_rounds(Federation(replace(base, server=Server(kind))), data, rounds=1)[0]["server/item"] - start
         for kind in ("mean", "row-mean", "sum")
     }
-    np.testing.assert_allclose(moved["sum"] / data.n_users, moved["mean"], atol=1e-5)
+    able = int((data.histories.lengths > 0).sum())
+    np.testing.assert_allclose(moved["sum"] / able, moved["mean"], atol=1e-5)
     ratio = np.abs(moved["row-mean"]).sum(1) / np.maximum(np.abs(moved["mean"]).sum(1), 1e-12)
     assert ratio.min() >= 0.99  # rows nobody shares are not diluted
 
@@ -223,7 +284,10 @@ def test_wrong_declarations_are_refused_with_names() -> None:
     with pytest.raises(SettingsError, match="would leave the device"):
         Algorithm(model, roles | {"user": Role.SHARED}, step)
     with pytest.raises(SettingsError, match="move frozen"):
-        Algorithm(model, roles | {"user": Role.FROZEN}, step)
+        Algorithm(model, roles | {"item": Role.FROZEN}, (Pass((Phase((Move(("item",), 0.1),)),)),))
+    lasting = (Pass((Phase((Move(("user",), 0.1, Adam(persistent=True)),)),)),)
+    with pytest.raises(SettingsError, match="persistent optimiser cannot be replayed"):
+        Algorithm(model, roles | {"item": Role.PERSONALISED}, lasting)
     with pytest.raises(SettingsError, match="persistent optimiser needs private"):
         Algorithm(model, roles, (Pass((Phase((Move(("item",), 0.1, Adam(persistent=True)),)),)),))
     with pytest.raises(SettingsError, match="engine=kernel does not run this algorithm: its model is not the linear"):

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import random_interactions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmosaic.data.negatives import draw_candidates
-from fedmosaic.data.split import Split
+from fedmosaic.data.split import Split, ratio_split, time_split
 from fedmosaic.errors import ScoreError
-from fedmosaic.evaluate import evaluate, top_items
+from fedmosaic.evaluate import evaluate, make_probe, rank_probe, top_items
 from fedmosaic.metrics import NAMES, Ranks, bootstrap, paired_test
 
 
@@ -97,6 +98,23 @@ def test_an_oracle_gets_one_and_its_opposite_nothing(small: Split) -> None:
     assert evaluate(Table(table), small).full.mean("ndcg", 5) == 1
     table[small.test.rows, small.test.values] = -1
     assert evaluate(Table(table), small).full.mean("hr", 20) == 0
+
+
+@pytest.mark.parametrize("rule", [ratio_split, time_split])
+def test_an_oracle_gets_one_with_several_held_out_items_too(rule: Any) -> None:
+    split = rule(random_interactions(users=40, items=60, low=12, high=20))
+    assert split.test.lengths.max() > 1
+    table = np.random.default_rng(0).random((split.n_users, split.n_items))
+    table[split.test.rows, split.test.values] += 2
+    lists = draw_candidates(split, 9)
+    result = evaluate(Table(table), split, "test", lists)
+    assert result.sampled is not None
+    for found in (result.full, result.sampled):
+        for name in NAMES:
+            assert found.mean(name, 20) == pytest.approx(1), name
+    probe = make_probe(split, "test", lists)
+    again = rank_probe(table[probe.rows, probe.values], probe, split.test)
+    assert again.table() == result.sampled.table()
 
 
 def test_blocks_do_not_change_results(small: Split, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,13 +229,46 @@ def test_settings_round_trip_and_order_of_authority() -> None:
     assert Settings.from_toml(settings.to_toml()) == settings
     assert settings.key() == Settings.from_toml(settings.to_toml()).key()
     assert settings.key() != Settings.make("itemknn", "ml-100k", {"neighbours": 21}).key()
-    assert "leaks the held-out item" in settings.protocol()
+    assert "leaks the held-out item" in settings.protocol("leave-one-out")
     with pytest.raises(SettingsError, match="is not TOML"):
         Settings.from_toml("method = ")
     with pytest.raises(SettingsError, match="does not say dataset"):
         Settings.from_toml('method = "ease"')
     with pytest.raises(UnknownNameError, match="'nieghbours'; did you mean 'neighbours'"):
         Settings.make("itemknn", "ml-100k", {"nieghbours": 3})
+
+
+def test_without_validation_the_last_round_is_taken(shop: Path, tmp_path: Path) -> None:
+    settings = shop_settings(shop, split="ratio", validation_share=0.0, test_share=0.2)
+    summary = start(settings, tmp_path / "r")
+    assert (summary["best_round"], "validation" in summary) == (6, False)
+
+
+def test_resume_refuses_other_data(shop: Path, tmp_path: Path) -> None:
+    settings = shop_settings(shop)
+    start(settings, tmp_path / "r", checkpoint_seconds=0)
+    (tmp_path / "r" / "summary.json").unlink()
+    shop.write_text(shop.read_text().replace("c1,", "c9,", 3))
+    with pytest.raises(RunError, match="begun on other data"):
+        resume(tmp_path / "r")
+
+
+def test_folder_killed_at_birth_and_lost_best_are_survived(shop: Path, tmp_path: Path) -> None:
+    settings = shop_settings(shop)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "env.json").write_text("{}")
+    (tmp_path / "r" / ".config.toml-x").write_text("half")
+    start(settings, tmp_path / "r")
+    expected = fingerprint(tmp_path / "r")
+    (tmp_path / "r" / "checkpoint" / "best.safetensors").write_bytes(b"gone")
+    (tmp_path / "r" / "summary.json").unlink()
+    resume(tmp_path / "r")
+    assert fingerprint(tmp_path / "r") == expected
+
+
+def test_none_settings_are_written_and_read(shop: Path, tmp_path: Path) -> None:
+    settings = Settings.make("itemknn", str(shop), {"neighbours": None})
+    assert Settings.from_toml(settings.to_toml()) == settings
 
 
 def test_foreign_folder_is_not_overwritten(shop: Path, tmp_path: Path) -> None:

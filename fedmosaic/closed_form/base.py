@@ -74,7 +74,7 @@ class ClosedForm(BaseModel, ABC):
         return HistoryScorer(self, state, data)
 
     def traffic(self, n_items: int) -> tuple[int, int]:
-        """Bytes a client sends and receives in a round; sent dense, so that the support tells nothing."""
+        """Bytes a client sends and receives in a round, dense: one size for all; only a secure sum hides content."""
         one = sparse.csr_array((1, n_items), dtype=np.float32)
         state = self.init(n_items, 0)
         up = sum(a.nbytes for a in self.statistics(state, one).values())

@@ -21,7 +21,7 @@ from fedmosaic.data.clean import as_polars, merge_duplicates, pick_columns, refu
 from fedmosaic.data.text import Table, TextFormat, read_table
 from fedmosaic.data.values import Problems, check_ids, check_ratings, check_times
 from fedmosaic.data.vocab import Vocab
-from fedmosaic.errors import DataError
+from fedmosaic.errors import DataError, SettingsError
 from fedmosaic.ragged import I32, I64
 
 
@@ -45,6 +45,7 @@ class Interactions:
     info: pl.DataFrame | None = None  # item, title, genres
     left_out: Mapping[str, int] = field(default_factory=dict)
     merged: int = 0  # repeated (user, item) rows that were merged into their latest
+    repeats: bool = False  # repeated rows were kept, to reproduce published runs
 
     def __len__(self) -> int:
         return self.user.size
@@ -180,14 +181,22 @@ class Interactions:
         if frame.height == 0:
             raise DataError("no row is left", source=source)
         rows, merged = frame.height, 0
+        if duplicates not in ("merge", "keep"):
+            raise SettingsError(f"duplicates must be 'merge' or 'keep', not {duplicates!r}")
         if duplicates == "merge":
             frame = merge_duplicates(frame)
             merged = rows - frame.height
-        return cls._from_clean(frame, left_out={k: v for k, v in left_out.items() if v}, merged=merged, titles=titles)
+        return cls._from_clean(
+            frame,
+            left_out={k: v for k, v in left_out.items() if v},
+            merged=merged,
+            titles=titles,
+            repeats=duplicates == "keep",
+        )
 
     @classmethod
     def _from_clean(
-        cls, frame: pl.DataFrame, *, left_out: Mapping[str, int], merged: int, titles: Any = None
+        cls, frame: pl.DataFrame, *, left_out: Mapping[str, int], merged: int, titles: Any, repeats: bool
     ) -> Interactions:
         users, items = Vocab.of(frame["user"], "user"), Vocab.of(frame["item"], "item")
         made = cls(
@@ -201,6 +210,7 @@ class Interactions:
             info=None if titles is None else _info(as_polars(titles), items),
             left_out=left_out,
             merged=merged,
+            repeats=repeats,
         )
         return made._canonical()
 

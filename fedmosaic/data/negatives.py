@@ -38,6 +38,7 @@ class Candidates:
     validation: Ragged
     test: Ragged
     wanted: int
+    evaluated: npt.NDArray[np.bool_]
 
     def of(self, part: Part) -> Ragged:
         """The lists of a part."""
@@ -45,8 +46,8 @@ class Candidates:
 
     @property
     def short(self) -> int:
-        """Users with fewer than the wanted number of test candidates."""
-        return int((self.test.lengths < self.wanted).sum())
+        """Evaluated users with fewer than the wanted number of test candidates."""
+        return int(((self.test.lengths < self.wanted) & self.evaluated).sum())
 
 
 def excluded_items(split: Split, pool: Pool, candidates: Candidates | None = None) -> Ragged:
@@ -106,7 +107,7 @@ def draw_candidates(split: Split, wanted: int = 99, *, seed: int = 0) -> Candida
     first = np.arange(out.size) - np.repeat(offsets[:-1], counts) < np.repeat(counts // 2, counts)
     rows = drawn.rows
     validation, test = (Ragged.group(rows[mask], out[mask], split.n_users) for mask in (first, ~first))
-    return Candidates(validation, test, wanted)
+    return Candidates(validation, test, wanted, split.test.lengths > 0)
 
 
 @numba.njit(inline="always")

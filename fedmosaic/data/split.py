@@ -6,7 +6,7 @@ The order of a user's events decides what is held out. Two events at the same ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,13 +126,6 @@ def ratio_split(
     return _assemble(data, rows, in_held & ~in_test, in_test, rule, straddle=False, counts={})
 
 
-SPLITS: dict[str, Callable[..., Split]] = {
-    "leave-one-out": leave_one_out,
-    "time": time_split,
-    "ratio": ratio_split,
-}
-
-
 def _order(data: Interactions, ties: Ties) -> I64:
     """Rows by (user, time, tie rule), earliest first."""
     if ties == "hash":
@@ -161,12 +154,14 @@ def _assemble(
     user, item = data.user[order], data.item[order]
     train = ~(validation | test)
     pair = user.astype(np.int64) * len(data.items) + item
-    if not straddle:
+    if data.repeats and not straddle:
         repeated = validation & np.isin(pair, pair[test])
         validation = validation & ~repeated
         leaking = train & np.isin(pair, pair[validation | test])
         train = train & ~leaking
         counts["training rows removed because their pair is held out"] = int(leaking.sum())
+    if data.repeats:  # a pair is held out once, at its latest
+        validation, test = (part & _latest(pair, part) for part in (validation, test))
     known = np.bincount(user[train], minlength=len(data.users))
     homeless = (validation | test) & (known[user] == 0)
     counts["held-out rows of users without training rows, not evaluated"] = int(homeless.sum())
@@ -178,6 +173,14 @@ def _assemble(
     if tested.values.size == 0:
         raise DataError("no user can be evaluated: every user has too few events for this split")
     return Split(data, trained, validated, tested, rule=rule, counts={k: v for k, v in counts.items() if v})
+
+
+def _latest(pair: I64, part: Bool) -> Bool:
+    """Of the chosen rows of each pair, only the last."""
+    rows = np.flatnonzero(part)[::-1]
+    keep = np.zeros(pair.size, dtype=bool)
+    keep[rows[np.unique(pair[rows], return_index=True)[1]]] = True
+    return keep
 
 
 def _check_shares(validation: float, test: float) -> None:

@@ -104,7 +104,7 @@ def write(
     order = np.argsort(keys)
     keys, rows = keys[order], rows[order]
     old_keys = state.get(f"{name}.keys")
-    if old_keys is not None:
+    if old_keys is not None and old_keys.size:
         old_rows = state[f"{name}.rows"].copy()
         at = np.searchsorted(old_keys, keys)
         known = old_keys[np.minimum(at, old_keys.size - 1)] == keys

@@ -25,7 +25,7 @@ from fedmosaic.errors import SettingsError
 from fedmosaic.evaluate import Scorer
 from fedmosaic.local import Context
 from fedmosaic.models.mf import LinearScorer
-from fedmosaic.ragged import I64, Ragged
+from fedmosaic.ragged import I64, Ragged, offsets_of, slots
 from fedmosaic.runtime import devices, kernel, loop, simulate
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.round import Block, Outcome, Task, apply, begin, score_users
@@ -49,7 +49,8 @@ class Federation:
     def start(self, data: TrainingSet, seed: int) -> State:
         """Server and devices before round 1."""
         data = self._arranged(data)
-        state: dict[str, Array] = {"last": np.zeros(data.n_clients, dtype=np.int32), "seed": np.array([seed])}
+        state: dict[str, Array] = {"last": np.zeros(data.n_clients, dtype=np.int32)}
+        state |= {"seed": np.array([seed]), "n_items": np.array([data.n_items])}
         for name in self.algorithm.received:
             value = self.algorithm.specs[name].table(seed, data.n_items)
             state[f"server/{name}"] = value
@@ -67,7 +68,8 @@ class Federation:
         """One round: cohort, local work, sum, server step; and, per user, the scores that `probe` asks for."""
         data = self._arranged(data)
         ctx = Context(round, seed, data.n_items, data.n_clients)
-        cohort = draw_cohort(data.n_clients, self.participation, seed=seed, round=round)
+        able = _with_history(data)  # a device without events has nothing to train on
+        cohort = able[draw_cohort(able.size, self.participation, seed=seed, round=round)]
         members = data.members(cohort).values.astype(np.int64)
         asked = None
         if probe is not None and self.algorithm.keeps:
@@ -100,17 +102,27 @@ class Federation:
         """Scores of the probe for all users: tuned copies as of their owner's last round, or the newest state."""
         if probed is None:
             return DeviceScorer(self, data, after).pairs(probe)
-        if members.size == data.n_users:
-            return probed
-        new = before["answers"].copy() if "answers" in before else np.zeros(probe.values.size, dtype=np.float32)
-        new[np.isin(probe.rows, members)] = probed
-        owners = np.arange(data.n_users) if data.silos is None else _owners(data.silos, data.n_users)
-        strangers = np.flatnonzero(after["last"][owners] == 0)  # never drawn: they see the newest table
-        if strangers.size:
-            new[np.isin(probe.rows, strangers)] = DeviceScorer(self, data, after).pairs(
-                probe.take(strangers), strangers
-            )
+        new = np.empty(probe.values.size, dtype=np.float32)
+        new[slots(probe, members)] = probed
+        others = np.setdiff1d(np.arange(data.n_users), members)
+        if others.size:
+            new[slots(probe, others)] = self._of_others(data, before, after, probe, others)
         return new
+
+    def _of_others(self, data: TrainingSet, before: State, after: State, probe: Ragged, users: I64) -> Array:
+        """Answers of users who were not drawn this round: as at their last round; the newest table if never drawn."""
+        asked = probe.take(users)
+        result = np.empty(asked.values.size, dtype=np.float32)
+        strange = after["last"][data.owners()[users]] == 0
+        kept, new = np.flatnonzero(~strange), np.flatnonzero(strange)
+        if new.size:
+            result[slots(asked, new)] = DeviceScorer(self, data, after).pairs(asked.take(new), users[new])
+        if kept.size and "answers" in before and before["answers"].size == probe.values.size:
+            result[slots(asked, kept)] = before["answers"][slots(probe, users[kept])]
+        elif kept.size:
+            part = asked.take(kept)
+            result[slots(asked, kept)] = DeviceScorer(self, data, after).scores(users[kept])[part.rows, part.values]
+        return result
 
     def scorer(self, data: TrainingSet, state: State) -> Scorer:
         """Answers as a device would: with its tuned copy where it keeps one, else with the server's newest."""
@@ -118,9 +130,13 @@ class Federation:
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """The shared item rows (for private tables: nothing is common, so nothing is similar)."""
-        tables = [state[f"server/{n}"] for n in self.algorithm.received if self.algorithm.specs[n].axis is Axis.ITEM]
-        if not tables:
-            tables = [state[k] for k in state if k.startswith("private/item") and k.endswith(".rows")]
+        specs = [s for s in self.algorithm.specs.values() if s.axis is Axis.ITEM]
+        tables = [state[f"server/{s.name}"] for s in specs if s.name in self.algorithm.received]
+        if self.pooled:  # one client: its own rows are everybody's
+            for spec in specs:
+                table = spec.table(int(state["seed"][0]), int(state["n_items"][0]))
+                table[state[f"private/{spec.name}.keys"]] = state[f"private/{spec.name}.rows"]
+                tables.append(table)
         if not tables:
             raise SettingsError("this method holds no item table that is common to all users")
         return np.concatenate(tables, axis=1)
@@ -177,7 +193,7 @@ class DeviceScorer:
         for at in range(0, users.size, step):
             part = users[at : at + step]
             items = np.broadcast_to(everything, (part.size, everything.size))
-            last = self.state["last"][part] if self.federation.algorithm.keeps else np.zeros(part.size, dtype=np.int32)
+            last = self.state["last"][self.data.owners()[part]] * int(self.federation.algorithm.keeps)
             for round in np.unique(last):
                 who = np.flatnonzero(last == round)
                 one = self._newest if round == 0 else partial(self._tuned, round=int(round))
@@ -222,7 +238,7 @@ class DeviceScorer:
             scores: Array = kernel.linear_pairs(item, user[users], bias[users], asked).reshape(items.shape)
             return scores
         algorithm, data = self.federation.algorithm, self.data
-        owners = users if data.silos is None else _owners(data.silos, data.n_users)[users]
+        owners = data.owners()[users]
         clients, of_client = np.unique(owners, return_inverse=True)
         order = np.argsort(of_client, kind="stable")
         members = Ragged.group(of_client[order], users[order], clients.size)
@@ -243,10 +259,18 @@ class DeviceScorer:
         past = {f"server/{n}": state[f"given/{n}"][version] for n in federation.algorithm.received}
         past |= {f"private/{n}": state[f"before/{n}"] for n in federation.algorithm.private}
         ctx = Context(round, int(state["seed"][0]), self.data.n_items, self.data.n_clients)
-        asked = Ragged(items.ravel(), np.arange(users.size + 1) * items.shape[1])
-        done = federation._run(self.data)(federation.algorithm, federation.task(self.data, past, ctx, users, asked))
+        owners = np.unique(self.data.owners()[users])
+        members = self.data.members(owners).values.astype(np.int64)
+        row = np.full(self.data.n_users, -1)
+        row[users] = np.arange(users.size)
+        wanted = row[members] >= 0  # the other users of a silo are not asked
+        lengths = np.where(wanted, items.shape[1], 0)
+        asked = Ragged(items[row[members[wanted]]].ravel(), offsets_of(lengths))
+        done = federation._run(self.data)(federation.algorithm, federation.task(self.data, past, ctx, owners, asked))
         assert done.probed is not None
-        return done.probed.reshape(items.shape)
+        result = np.empty(items.shape, dtype=np.float32)
+        result[row[members[wanted]]] = done.probed.reshape(-1, items.shape[1])
+        return result
 
 
 def holding(algorithm: Algorithm, task: Task, place: devices.Place) -> Block:
@@ -266,8 +290,8 @@ def holding(algorithm: Algorithm, task: Task, place: devices.Place) -> Block:
     return block
 
 
-def _owners(silos: Ragged, n_users: int) -> I64:
-    """The client of each user."""
-    owner = np.zeros(n_users, dtype=np.int64)
-    owner[silos.values] = silos.rows
-    return owner
+def _with_history(data: TrainingSet) -> I64:
+    """Clients that hold at least one event."""
+    members = data.members(np.arange(data.n_clients))
+    events = np.bincount(members.rows, weights=data.histories.lengths[members.values], minlength=data.n_clients)
+    return np.flatnonzero(events > 0)

@@ -4,7 +4,7 @@
 
 Sampling, shuffling, all phases of all batches, the upload and the asked scores happen while a client's rows are hot;
 nothing per client is allocated. Clients are summed in fixed groups, in order, and the groups' sums are added in
-fixed point (whole numbers in float64, exact below 2^53), so the result has the same bits for any number of workers.
+fixed point (64-bit integers), so the result has the same bits for any number of workers.
 Randomness is the same function of (seed, round, client, slot) as everywhere else, and the general engine is this
 one's test.
 """
@@ -28,9 +28,8 @@ from fedmosaic.ragged import Ragged
 from fedmosaic.runtime.round import Outcome, Task
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import UPLOADED, Role
-from fedmosaic.upload import SCALE, Sum
+from fedmosaic.upload import LIMIT, SCALE, Sum
 
-EXACT = float(1 << 52)
 _mix = numba.njit(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN
 _S32 = np.uint64(32)
@@ -69,7 +68,8 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     one = algorithm.local[0]
     user_rates, item_rates = _rates(algorithm, ctx)
     count = workers or numba.get_num_threads()
-    totals = np.zeros((count, *item.shape))
+    totals = np.zeros((count, *item.shape), dtype=np.int64)
+    healthy = np.ones(count, dtype=np.bool_)
     touched = np.zeros((count, data.n_items), dtype=np.int64)
     losses = np.zeros(cohort.size)
     probe = task.probe if task.probe is not None else Ragged.from_rows([[]] * cohort.size)
@@ -80,10 +80,9 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
         keys.derive(seed=ctx.seed, purpose=keys.Purpose.NEGATIVES, round=ctx.round, client=cohort),
         np.stack([keys.fold(shuffle, keys.words(epoch)) for epoch in range(one.epochs)]),
         item, user, bias, has_bias, user_rates, item_rates, algorithm.negatives, one.batch_size,
-        probe.values, probe.offsets, probed, totals, touched, losses,
+        probe.values, probe.offsets, probed, totals, touched, losses, healthy,
     )  # fmt: skip
-    total = totals.sum(axis=0)
-    if not np.abs(total).max(initial=0) < EXACT:
+    if not healthy.all():
         raise ScoreError("an upload holds NaN or huge values: training diverged; lower the learning rate")
     positives = data.histories.lengths[cohort]
     drawn = np.where(data.excluded.lengths[cohort] < data.n_items, algorithm.negatives, 0)
@@ -94,7 +93,7 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
             new[cohort] = values
             held[f"private/{name}"] = new
     upload = Sum(
-        totals={"item": total.astype(np.int64)},
+        totals={"item": totals.sum(axis=0)},
         touched=touched.sum(axis=0),
         clients=cohort.size,
         examples=int((positives * (1 + drawn)).sum()),
@@ -185,13 +184,16 @@ def _add(item: Any, met: Any, n: Any, rows: Any, near: Any, listed: Any, held: A
 
 
 @numba.njit(cache=True)
-def _flush(near: Any, listed: Any, held: Any, total: Any) -> None:
-    """Add a group's sum to the worker's, in fixed point, and empty it."""
+def _flush(near: Any, listed: Any, held: Any, total: Any) -> Any:
+    """Add a group's sum to the worker's, in fixed point, and empty it; false if it holds what no training should."""
+    healthy = True
     for k in range(held):
         source, target = near[np.uint32(listed[k])], total[np.uint32(listed[k])]
         for d in range(source.size):
-            target[d] += np.floor(np.float64(source[d]) * SCALE + 0.5)
+            healthy &= abs(source[d]) < LIMIT * GROUP  # false for NaN too
+            target[d] += np.int64(np.floor(np.float64(source[d]) * SCALE + 0.5))
         source[0] = _EMPTY
+    return healthy
 
 
 @numba.njit(cache=True, fastmath=_FAST)
@@ -295,7 +297,7 @@ def _step(
 def _train(
     history: Any, history_at: Any, excluded: Any, excluded_at: Any, cohort: Any, negative_keys: Any, shuffle_keys: Any,
     item: Any, user: Any, bias: Any, has_bias: Any, user_rates: Any, item_rates: Any, negatives: Any, size: Any,
-    probe: Any, probe_at: Any, probed: Any, totals: Any, touched: Any, losses: Any,
+    probe: Any, probe_at: Any, probed: Any, totals: Any, touched: Any, losses: Any, healthy: Any,
 ) -> None:  # fmt: skip
     """All clients of the cohort, dealt to the workers in turn."""
     n_items, dim = item.shape
@@ -361,4 +363,5 @@ def _train(
                         for d in range(dim):
                             s += w[d] * row[d]
                         answer[k] = s
-            _flush(near, listed, held, totals[worker])
+            if not _flush(near, listed, held, totals[worker]):
+                healthy[worker] = False

@@ -63,7 +63,7 @@ class Block:
     examples: Examples
     rows: I64  # row of each example in the block's item tables
     params: dict[str, Tensor]
-    received: dict[str, Tensor]  # sent parameters as they came
+    before: dict[str, Tensor]  # what was received and will be sent, as it came
     memory: dict[str, tuple[Tensor, ...]]
     gradients: dict[str, Tensor]  # summed, for gradient uploads
     loss: float = 0.0
@@ -105,9 +105,10 @@ def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False
         for move in phase.moves
         for name in move.names
     }
-    sent = {name: params[name].clone() for name in algorithm.sent}
-    gradients = {n: torch.zeros_like(sent[n]) for n in algorithm.sent} if algorithm.upload.kind == "gradient" else {}
-    return Block(place, examples, rows, params, sent, memory, gradients)
+    tables = {n for n in params if algorithm.specs[n].axis is Axis.ITEM} if dense else set()
+    before = {name: params[name].clone() for name in {*algorithm.sent, *tables}}
+    gradients = {n: torch.zeros_like(before[n]) for n in algorithm.sent} if algorithm.upload.kind == "gradient" else {}
+    return Block(place, examples, rows, params, before, memory, gradients)
 
 
 def _memory(
@@ -196,10 +197,13 @@ def _head(algorithm: Algorithm, block: Block, name: str, value: Tensor, active: 
 
 def finish(algorithm: Algorithm, block: Block) -> tuple[Sum, Held]:
     """What is sent, summed in fixed point, and what stays. Only names whose role says so are sent."""
-    totals = {name: _total(algorithm, block, name) for name in algorithm.sent}
     trained = _trained(block.place, block.rows)
+    if not trained.all():  # a dense block: weight decay and momentum have no business in rows without examples
+        still = torch.from_numpy(~trained)
+        for name in (n for n in block.before if algorithm.specs[n].axis is Axis.ITEM):
+            block.params[name][still] = block.before[name][still]
     upload = Sum(
-        totals=totals,
+        totals={name: _total(algorithm, block, name) for name in algorithm.sent},
         touched=np.bincount(block.place.touched.values[trained], minlength=block.place.n_items),
         clients=block.place.clients.size,
         examples=block.examples.items.size,
@@ -219,7 +223,7 @@ def finish(algorithm: Algorithm, block: Block) -> tuple[Sum, Held]:
 
 
 def _total(algorithm: Algorithm, block: Block, name: str) -> Any:
-    change = block.gradients[name] if name in block.gradients else block.params[name] - block.received[name]
+    change = block.gradients[name] if name in block.gradients else block.params[name] - block.before[name]
     spec = algorithm.specs[name]
     rows = block.place.touched.values if spec.axis is Axis.ITEM else np.zeros(change.shape[0], dtype=np.int32)
     total = np.zeros((block.place.n_items if spec.axis is Axis.ITEM else 1, *spec.shape), dtype=np.int64)

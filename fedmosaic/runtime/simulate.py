@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedmosaic.algorithm import Algorithm
-from fedmosaic.ragged import I64, Ragged, offsets_of
+from fedmosaic.ragged import I64, Ragged, slots
 from fedmosaic.runtime.devices import Array, Place
 from fedmosaic.runtime.loop import merge_held, work
 from fedmosaic.runtime.round import Outcome, Task, finish, probe_scores
@@ -33,7 +33,7 @@ def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS
             held.setdefault(name, []).append(value)
         if task.probe is not None and probed is not None:
             rows = _users(task, chunk)
-            probed[_slots(task.probe, rows)] = probe_scores(algorithm, task, block, task.probe.take(rows))
+            probed[slots(task.probe, rows)] = probe_scores(algorithm, task, block, task.probe.take(rows))
     assert total is not None
     return Outcome(total, merge_held(algorithm, task, held), probed)
 
@@ -53,10 +53,3 @@ def _users(task: Task, chunk: I64) -> I64:
     members = task.data.members(task.cohort)
     places = Ragged(np.arange(members.values.size, dtype=np.int32), members.offsets)
     return places.take(chunk).values.astype(np.int64)
-
-
-def _slots(probe: Ragged, rows: I64) -> I64:
-    """Places in the flat probe of some of its rows."""
-    lengths = probe.lengths[rows]
-    first = np.repeat(probe.offsets[:-1][rows] - offsets_of(lengths)[:-1], lengths)
-    return first + np.arange(int(lengths.sum()))
