@@ -194,6 +194,8 @@ def describe(method: Annotated[str, typer.Argument(help="A method.")], as_json: 
     out.print(f"[bold]{method}[/]: {found.title}\n{found.paper}\n")
     out.print((found.settings.__doc__ or "").strip(), markup=False)
     print_table("settings", ["setting", "default", "meaning"], [[str(v) for v in s.values()] for s in settings])
+    if isinstance(method_, Federation) and method_.pooled:
+        out.print("central: one client holds the data of everybody; nothing is federated")
     if parts:
         print_table("parameters", list(parts[0]), [[plain(v) for v in p.values()] for p in parts])
     out.print(f"per client and round, {n_items:,} items: sends {up:,} bytes (dense), receives {down:,}")
