@@ -19,13 +19,13 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    given = {"users": 2000, "items": 500, "per_user": 20, "rounds": 12000, "participation": 0.5, "item_rate": 100.0}
+    given = {"users": 2000, "items": 500, "per_user": 20, "rounds": 9000, "participation": 0.5, "item_rate": 100.0}
     settings = Settings.make("pfedrec", "synthetic", given)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         start(settings, place / "whole")
         config = str(place / "whole" / "config.toml")
-        found = kill_at_random(config, place / "cut", times=args.times, seed=args.seed)
+        found = kill_at_random(config, place / "cut", times=args.times, seed=args.seed, longest=5.0)
         resume(place / "cut")
         same = final_bytes(place / "cut") == final_bytes(place / "whole")
     print(f"{args.times} kills, {found} of them while the run was alive; final bytes equal: {same}")
