@@ -62,6 +62,8 @@ class Algorithm:
             if kept:
                 raise SettingsError(f"a persistent optimiser needs private parameters; {kept} are not")
 
+        if self.upload.kind == "value" and self.server != Server():
+            raise SettingsError("uploads of values need the plain mean, Server(); send deltas to any other server")
         if self.keeps and any(specs[n].axis is Axis.ITEM for n in self.private):
             raise SettingsError(
                 "a personalised table beside a private item table cannot be replayed; share one of them"

@@ -1,6 +1,7 @@
 """Uploads: what leaves a device, and how uploads add up.
 
-    delta      trained copy minus the copy received (the same as sending the copy itself, under a mean)
+    value      the trained copy itself; only a plain mean can use it, and it is computed from deltas, which sum alike
+    delta      trained copy minus the copy received
     gradient   the sum of the gradients of the round's steps; the device's copy of the table stands still meanwhile
 
 Sums are kept in fixed point: integers add the same in any order and grouping, so the server's state does not depend on
@@ -35,7 +36,7 @@ class Upload:
     rows and their ids, and shows them to anybody who counts bytes. It decides bytes, not results.
     """
 
-    kind: Literal["delta", "gradient"] = "delta"
+    kind: Literal["value", "delta", "gradient"] = "delta"
     support: Literal["dense", "touched"] = "dense"
 
 

@@ -30,6 +30,7 @@ from fedmosaic.runtime.federation import Engine, Federation
 from fedmosaic.server import Server
 from fedmosaic.training import Method
 from fedmosaic.tree import Axis, Init, Role
+from fedmosaic.upload import Upload
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -91,7 +92,9 @@ def linear(s: LinearSettings) -> Algorithm:
     item_rate = s.item_rate or (PerItem(0.1 * 80) if paper else 1.0)
     step = Phase((Move(("user", "bias"), score_rate), Move(("item",), item_rate)))
     server = Server() if paper else Server("row-mean", Adam(), 0.03)
-    return Algorithm(model, roles_of(model), (_pass(s, step),), server=server, negatives=s.negatives)
+    upload = Upload("value" if paper else "delta")
+    local = (_pass(s, step),)
+    return Algorithm(model, roles_of(model), local, upload=upload, server=server, negatives=s.negatives)
 
 
 def fedncf(s: NetworkSettings) -> Algorithm:
@@ -103,7 +106,7 @@ def fedncf(s: NetworkSettings) -> Algorithm:
     network = tuple(n.name for n in model.specs() if n.axis is Axis.WHOLE)
     items = Move(("item",), PerItem(s.rate * s.item_factor))
     step = Phase((Move(network, s.rate), Move(("user",), s.user_rate), items))
-    return Algorithm(model, roles_of(model), (_pass(s, step),), negatives=s.negatives)
+    return Algorithm(model, roles_of(model), (_pass(s, step),), upload=Upload("value"), negatives=s.negatives)
 
 
 def fedncf_rows(s: RowNetworkSettings) -> Algorithm:

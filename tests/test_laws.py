@@ -250,13 +250,23 @@ def test_step_rules_equal_torch() -> None:
 
 @pytest.mark.parametrize("rule", [SGD(), Adam(), Adagrad()], ids=repr)
 def test_engine_law_for_every_server_rule(rule: Any) -> None:
-    base = linear(zoo.LinearSettings(dim=4, batch_size=16, item_rate=2.0))
+    base = replace(linear(zoo.LinearSettings(dim=4, batch_size=16, item_rate=2.0)), upload=Upload())
     check_engines(Federation(replace(base, server=Server("row-mean", rule, 0.1))))
+
+
+def test_values_and_deltas_give_the_same_bits_and_values_need_the_mean() -> None:
+    value = linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0))
+    states = [
+        run_rounds(Federation(replace(value, upload=Upload(k))), toy_training_set())[0] for k in ("value", "delta")
+    ]
+    assert digest(states[0]) == digest(states[1])
+    with pytest.raises(SettingsError, match="need the plain mean"):
+        replace(value, server=Server("row-mean"))
 
 
 def test_server_reductions() -> None:
     data = toy_training_set()
-    base = linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0))
+    base = replace(linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0)), upload=Upload())
     start = Federation(base).start(data, 1)["server/item"]
     moved = {
         kind: run_rounds(Federation(replace(base, server=Server(kind))), data, rounds=1)[0]["server/item"] - start

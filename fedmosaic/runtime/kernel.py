@@ -51,7 +51,7 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
             algorithm.roles.get(n) not in (Role.PRIVATE, None) for n in ("user", "bias")
         ),
         "an optimiser is not plain SGD": any(not isinstance(m.rule, SGD) or m.rule.decay for m in moves),
-        "it uploads gradients": algorithm.upload.kind != "delta",
+        "it uploads gradients": algorithm.upload.kind == "gradient",
         "user and bias move differently": any(("user" in m.names) != ("bias" in m.names) for m in moves)
         and "bias" in algorithm.specs,
     }
