@@ -9,16 +9,16 @@ Private parameters cannot reach the upload: `finish` hands it only the names who
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal
 
 from fedmosaic.errors import SettingsError
-from fedmosaic.local import Pass
+from fedmosaic.local import SGD, Move, Pass, Slope, plain_slope
 from fedmosaic.models.view import Model
-from fedmosaic.objective import Objective, bce
+from fedmosaic.objective import Objective, Prepare, bce
 from fedmosaic.server import Server
-from fedmosaic.tree import ON_SERVER, UPLOADED, Axis, Role, Spec, by_name
+from fedmosaic.tree import ON_SERVER, STORED, UPLOADED, Axis, Role, Spec, by_name
 from fedmosaic.upload import Upload
 
 Wrapper = Callable[["Algorithm"], "Algorithm"]
@@ -26,7 +26,7 @@ Wrapper = Callable[["Algorithm"], "Algorithm"]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The declaration of a federated recommender."""
+    """The declaration of a federated recommender; what a wrapper does not fill has its plain meaning."""
 
     model: Model
     roles: Mapping[str, Role]
@@ -35,40 +35,64 @@ class Algorithm:
     upload: Upload = Upload()
     server: Server = Server()
     negatives: int = 4  # fresh ones per positive and round
+    slope: Slope = plain_slope  # how a gradient is taken
+    prepare: Prepare | None = None  # what is computed rather than trained
+    serve: tuple[Pass, ...] = ()  # work a device does when it is asked, with the server's newest
+    history: bool = False  # whether the model reads the client's positives
+    whole: bool = False  # whether local work moves rows without examples too, in ways of its own
     specs: Mapping[str, Spec] = field(init=False)
 
     def __post_init__(self) -> None:
-        specs = by_name(self.model.specs())
-        object.__setattr__(self, "specs", specs)
+        object.__setattr__(self, "specs", by_name(self.model.specs()))
+        for check in (self._check_roles, self._check_moves, self._check_replay):
+            check()
+
+    def _check_roles(self) -> None:
+        specs = self.specs
         absent, extra = sorted(set(specs) - set(self.roles)), sorted(set(self.roles) - set(specs))
         if absent or extra:
             raise SettingsError(
                 f"every parameter needs exactly one role; without role: {absent or 'none'}, "
                 f"unknown: {extra or 'none'}; the model has {', '.join(specs)}"
             )
-        moved = {name for p in self.local for phase in p.phases for name in phase.names}
-        if moved - set(specs):
+        never = (Role.PRIVATE, Role.REBUILT)
+        wrong = [n for n, s in specs.items() if s.axis is Axis.USER and self.roles[n] not in never]
+        if wrong:
+            raise SettingsError(f"user parameters {wrong} would leave the device; their role must be private")
+        wrong = [n for n in self.names(Role.KEPT) if specs[n].axis is not Axis.ITEM]
+        if wrong:
+            raise SettingsError(f"only item tables can be kept and sent; {wrong} are not")
+        if self.names(Role.REBUILT) and not self.serve:
             raise SettingsError(
-                f"phases move unknown parameters {sorted(moved - set(specs))}; known: {', '.join(specs)}"
+                f"{list(self.names(Role.REBUILT))} are rebuilt when needed: say in `serve` by which passes"
+            )
+
+    def _check_moves(self) -> None:
+        moved = {name for move in self.moves for name in move.names}
+        if moved - set(self.specs):
+            raise SettingsError(
+                f"phases move unknown parameters {sorted(moved - set(self.specs))}; known: {', '.join(self.specs)}"
             )
         frozen = [n for n in moved if self.roles[n] is Role.FROZEN]
         if frozen:
             raise SettingsError(f"phases move frozen parameters {sorted(frozen)}")
-        wrong = [n for n, s in specs.items() if s.axis is Axis.USER and self.roles[n] is not Role.PRIVATE]
-        if wrong:
-            raise SettingsError(f"user parameters {wrong} would leave the device; their role must be private")
-        for move in (move for p in self.local for phase in p.phases for move in phase.moves):
+        for move in self.moves:
             kept = [n for n in move.names if move.rule.persistent and self.roles[n] is not Role.PRIVATE]
             if kept:
                 raise SettingsError(f"a persistent optimiser needs private parameters; {kept} are not")
-
-        if self.upload.kind == "value" and self.server != Server():
+        uneven = any(one.uneven for one in (*self.local, *self.serve))
+        if uneven and not all(isinstance(move.rule, SGD) for move in self.moves):
+            raise SettingsError("step_decay, tolerance and parts of the examples need plain SGD on the device")
+        if self.upload.kind == "value" and replace(self.server, threshold=0.0) != Server():
             raise SettingsError("uploads of values need the plain mean, Server(); send deltas to any other server")
-        if self.keeps and any(specs[n].axis is Axis.ITEM for n in self.private):
+
+    def _check_replay(self) -> None:
+        """A tuned copy is a function of what the device held before its last round; not all of it is remembered."""
+        if self.keeps and any(self.specs[n].axis is Axis.ITEM for n in self.stored):
             raise SettingsError(
                 "a personalised table beside a private item table cannot be replayed; share one of them"
             )
-        if self.keeps and any(m.rule.persistent for p in self.local for phase in p.phases for m in phase.moves):
+        if self.keeps and any(move.rule.persistent for move in self.moves):
             raise SettingsError(
                 "a personalised table with a persistent optimiser cannot be replayed; reset it each round"
             )
@@ -88,24 +112,52 @@ class Algorithm:
         return self.names(*ON_SERVER)
 
     @property
-    def private(self) -> tuple[str, ...]:
-        """What never leaves the device."""
-        return self.names(Role.PRIVATE)
+    def stored(self) -> tuple[str, ...]:
+        """What stays on the device between rounds."""
+        return self.names(*STORED)
+
+    def shelf(self, name: str) -> str:
+        """Where the device store keeps a parameter."""
+        return f"{self.roles[name].value}/{name}"
 
     @property
     def keeps(self) -> bool:
-        """Whether a device answers with a copy it tuned (rather than with the server's newest)."""
-        return bool(self.names(Role.PERSONALISED))
+        """Whether a device answers with a copy it tuned in its last round (rather than with the server's newest)."""
+        return bool(self.names(Role.PERSONALISED)) and not self.serve
 
-    def traffic(self, n_items: int, touched_rows: float) -> tuple[int, int]:
-        """Bytes a client sends and receives in a round; rows averaged over their senders need the senders counted."""
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """All moves of all phases of all passes."""
+        return tuple(move for one in self.local for phase in one.phases for move in phase.moves)
+
+    @property
+    def watches(self) -> Literal["positives", "examples", "all"] | None:
+        """Which rows of a client are read as a whole, beside its batches."""
+        if self.prepare is not None:
+            return self.prepare.rows
+        return "positives" if self.history else None
+
+    @property
+    def dense(self) -> bool:
+        """Whether a client must hold the whole catalogue, not just the rows of its examples."""
+        spread = any(isinstance(m.rule, SGD) and m.rule.everywhere for m in self.moves)
+        return self.whole or self.watches == "all" or (spread and bool(self.upload.stack))
+
+    def traffic(self, n_items: int, touched_rows: float, numbers: float = 0.0) -> tuple[int, int]:
+        """Bytes a client sends and receives in a round, given what it touched and how many numbers were not zero.
+
+        Rows averaged over their senders need the senders counted.
+        """
         up = 4.0 * n_items if self.sent and self.server.reduce == "row-mean" else 0.0
         for name in self.sent:
             spec = self.specs[name]
-            if self.upload.support == "touched" and spec.axis is Axis.ITEM:
-                up += touched_rows * (4 * spec.count(1) + 4)  # values and the row's id
-            else:
-                up += 4 * spec.count(n_items)
+            row = Spec(name, spec.axis, self.upload.shape(spec))
+            if spec.axis is not Axis.ITEM or self.upload.support == "dense":
+                up += 4 * row.count(n_items)
+            elif self.upload.support == "touched":
+                up += touched_rows * (4 * row.count(1) + 4)  # values and the row's id
+        if self.upload.support == "nonzero":
+            up += 8 * numbers  # a value and its place
         return round(up), sum(4 * self.specs[n].count(n_items) for n in self.received)
 
 
@@ -121,11 +173,13 @@ def describe(algorithm: Algorithm, n_items: int) -> list[dict[str, Any]]:
     >>> [(r["parameter"], r["role"], r["bytes up"]) for r in describe(entry("pfedrec").build().algorithm, 100)]
     [('item', 'personalised', 12800), ('user', 'private', 0), ('bias', 'private', 0)]
     """
-    answers: dict[Role, Literal["server's", "device's", "device's copy", "as sent"]] = {
+    answers = {
         Role.SHARED: "server's",
         Role.PRIVATE: "device's",
         Role.PERSONALISED: "device's copy",
         Role.FROZEN: "as sent",
+        Role.KEPT: "device's copy",
+        Role.REBUILT: "rebuilt from the history",
     }
     rows = []
     for name, spec in algorithm.specs.items():
@@ -137,7 +191,9 @@ def describe(algorithm: Algorithm, n_items: int) -> list[dict[str, Any]]:
                 "role": role.value,
                 "answers with": answers[role],
                 "bytes on device": size,
-                "bytes up": size if role in UPLOADED else 0,
+                "bytes up": 4 * Spec(name, spec.axis, algorithm.upload.shape(spec)).count(n_items)
+                if role in UPLOADED
+                else 0,
                 "bytes down": size if role in ON_SERVER else 0,
             }
         )

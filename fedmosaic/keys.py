@@ -42,6 +42,9 @@ class Purpose(IntEnum):
     BOOTSTRAP = 8
     TIES = 9
     SPLIT = 10
+    PROJECTION = 11
+    NEIGHBOURS = 12
+    DIRECTIONS = 13
 
 
 def mix(x: Any) -> Any:

@@ -6,12 +6,14 @@ is one pass of two phases (score function, then item rows); FedMF is one pass of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from fedmosaic.data.batches import Part
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Context:
 
 
 Schedule = float | Callable[[Context], float]  # a number is a constant schedule
+Rate = float | Tensor  # one for all, or one per row
 
 
 @dataclass(frozen=True)
@@ -67,27 +70,35 @@ class Optimiser(Protocol):
         """Fresh memory for a tensor."""
         ...
 
-    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: float) -> None:
+    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: Rate) -> None:
         """Move the tensor and its memory, in place."""
         ...
 
 
 @dataclass(frozen=True)
 class SGD:
-    """x <- x - rate · (g + decay · x)."""
+    """x <- x - rate · (g + decay · x).
+
+    Item rows that no example of the round touches stand still, unless the decay reaches `everywhere`, as in a dense
+    optimiser: then they shrink by 1 - rate · decay in every step, which costs one number per client.
+    """
 
     decay: float = 0.0
+    everywhere: bool = False
     persistent: bool = field(default=False, init=False)
 
     def memory(self, value: Tensor) -> tuple[Tensor, ...]:
         """None."""
         return ()
 
-    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: float) -> None:
+    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: Rate) -> None:
         """One step."""
         if self.decay:
             gradient = gradient + self.decay * value
-        value.sub_(gradient, alpha=rate)
+        if isinstance(rate, Tensor):
+            value.sub_(gradient * rate)
+        else:
+            value.sub_(gradient, alpha=rate)
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ class Adam:
         clock = torch.zeros(value.shape[0], *([1] * (value.ndim - 1)))
         return torch.zeros_like(value), torch.zeros_like(value), clock
 
-    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: float) -> None:
+    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: Rate) -> None:
         """One step with bias correction."""
         first, second, clock = memory
         if self.decay:
@@ -115,7 +126,7 @@ class Adam:
         second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
         ahead = first / (1 - self.beta1**clock)
         spread = (second / (1 - self.beta2**clock)).sqrt_().add_(self.eps)
-        value.addcdiv_(ahead, spread, value=-rate)
+        value.sub_(ahead / spread * rate)
 
 
 @dataclass(frozen=True)
@@ -129,10 +140,10 @@ class Adagrad:
         """Sum of squared gradients."""
         return (torch.zeros_like(value),)
 
-    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: float) -> None:
+    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: Rate) -> None:
         """One step."""
         memory[0].addcmul_(gradient, gradient)
-        value.addcdiv_(gradient, memory[0].sqrt().add_(self.eps), value=-rate)
+        value.sub_(gradient / memory[0].sqrt().add_(self.eps) * rate)
 
 
 @dataclass(frozen=True)
@@ -158,8 +169,44 @@ class Phase:
 
 @dataclass(frozen=True)
 class Pass:
-    """Epochs over the client's examples; every batch runs all phases in order."""
+    """Epochs over the client's examples; every batch runs all phases in order.
+
+    `step_decay` multiplies every rate after each of the client's batches, anew each round. With a `tolerance` a client
+    stops when its running mean loss has changed by less than that share from one epoch to the next. `part` takes every
+    other example of a user (support) or the rest (query); a user with a single positive uses it for both.
+    """
 
     phases: tuple[Phase, ...]
     epochs: int = 1
     batch_size: int = 256
+    step_decay: float = 1.0
+    tolerance: float = 0.0
+    part: Part = "all"
+
+    @property
+    def uneven(self) -> bool:
+        """Whether clients of a block may be at different rates, or rest while others work."""
+        return self.step_decay != 1 or self.tolerance > 0 or self.part != "all"
+
+
+Losses = Callable[[Mapping[str, Tensor]], Tensor]  # parameters of a block -> one loss per client
+
+
+class Slope(Protocol):
+    """How a gradient is taken: (losses, where, owner of each row, context) -> losses, gradients."""
+
+    def __call__(
+        self, losses: Losses, at: Mapping[str, Tensor], owners: Mapping[str, Tensor], ctx: Context
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses per client at the point, and one gradient per parameter named in `at`."""
+        ...
+
+
+def plain_slope(
+    losses: Losses, at: Mapping[str, Tensor], owners: Mapping[str, Tensor], ctx: Context
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The gradient at the point itself; losses of all clients are added, since no two own the same row."""
+    leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
+    value = losses(leaves)
+    gradients = torch.autograd.grad(value.sum(), list(leaves.values()))
+    return value.detach(), dict(zip(leaves, gradients, strict=True))

@@ -4,7 +4,8 @@
     row-mean   total / clients that trained the row (whole tensors: clients)
     sum        total
 
-The reduced change is handed to a step rule as a gradient: plain averaging is the rule SGD with rate 1.
+The reduced change is handed to a step rule as a gradient: plain averaging is the rule SGD with rate 1. A `threshold`
+pulls every number of an item table that far towards zero after the step, so that small ones are not sent at all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from fedmosaic.local import SGD, Context, Optimiser, Schedule, value_of
 from fedmosaic.tree import F32, Axis, Spec
-from fedmosaic.upload import Sum, Upload, floating
+from fedmosaic.upload import Sum, Upload
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Server:
     reduce: Literal["mean", "row-mean", "sum"] = "mean"
     rule: Optimiser = SGD()
     rate: Schedule = 1.0
+    threshold: float = 0.0
 
     def memory(self, value: F32) -> tuple[F32, ...]:
         """Fresh memory of the rule for a parameter."""
@@ -36,7 +38,7 @@ class Server:
         self, spec: Spec, upload: Upload, value: F32, memory: tuple[F32, ...], total: Sum, ctx: Context
     ) -> tuple[F32, tuple[F32, ...]]:
         """The next value of one parameter, and of the rule's memory."""
-        change = floating(total.totals[spec.name])
+        change = upload.decode(spec, total.total(spec.name, value), ctx)
         if self.reduce == "row-mean" and spec.axis is Axis.ITEM:
             change = change / np.maximum(total.touched, 1).reshape(-1, *[1] * (change.ndim - 1))
         elif self.reduce != "sum":
@@ -45,6 +47,8 @@ class Server:
         moved = torch.from_numpy(_rows(value).copy())
         kept = tuple(torch.from_numpy(m.copy()) for m in memory)
         self.rule.step(moved, gradient, kept, value_of(self.rate, ctx))
+        if self.threshold and spec.axis is Axis.ITEM:
+            moved = torch.nn.functional.softshrink(moved, self.threshold)
         return moved.numpy().reshape(value.shape), tuple(m.numpy() for m in kept)
 
 

@@ -25,8 +25,8 @@ from fedmosaic.data.interactions import Interactions
 from fedmosaic.local import Context, Pass, Phase
 from fedmosaic.ragged import Ragged
 from fedmosaic.runtime import kernel, loop, simulate
+from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.federation import Federation
-from fedmosaic.runtime.round import Outcome, Task
 from fedmosaic.store import load_tensors
 from fedmosaic.training import State, TrainingSet
 from fedmosaic.tree import UPLOADED

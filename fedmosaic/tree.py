@@ -37,10 +37,13 @@ class Role(Enum):
     PRIVATE = "private"  # the device's; never leaves it
     PERSONALISED = "personalised"  # starts as the server's; sent back; the trained copy stays and answers queries
     FROZEN = "frozen"  # the server's; only read
+    KEPT = "kept"  # begins as the server's first; from then on the device's own, and sent as well
+    REBUILT = "rebuilt"  # begins afresh every time, never leaves, is not kept: made again from the history when needed
 
 
-UPLOADED = (Role.SHARED, Role.PERSONALISED)
-ON_SERVER = (Role.SHARED, Role.PERSONALISED, Role.FROZEN)
+UPLOADED = (Role.SHARED, Role.PERSONALISED, Role.KEPT)
+ON_SERVER = (*UPLOADED, Role.FROZEN)
+STORED = (Role.PRIVATE, Role.KEPT)
 
 
 @dataclass(frozen=True)

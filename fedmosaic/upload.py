@@ -4,22 +4,26 @@
     delta      trained copy minus the copy received
     gradient   the sum of the gradients of the round's steps; the device's copy of the table stands still meanwhile
 
-Sums are kept in fixed point: integers add the same in any order and grouping, so the server's state does not depend on
-chunk, worker or arrival.
+A stack of encoders may change what is sent; each has a half on the device and a half on the server, which sees only the
+sum. Noise, if any, is added last, on the device. Sums are kept in fixed point: integers add the same in any order and
+grouping, so the server's state does not depend on chunk, worker or arrival.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numba
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from fedmosaic.errors import ScoreError
+from fedmosaic.local import Context
+from fedmosaic.tree import Spec
 
 SCALE = float(1 << 32)  # resolution 2.3e-10
 LIMIT = float(1 << 20)
@@ -27,28 +31,92 @@ LIMIT = float(1 << 20)
 I64 = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """Changes of a block of clients on their way out: rows that changed, what they were, and whose they are."""
+
+    changes: Mapping[str, Tensor]
+    before: Mapping[str, Tensor]
+    owners: Mapping[str, Tensor]  # per row, the client's place in the block
+    clients: int
+    ctx: Context
+
+
+class Encoder(Protocol):
+    """A two-sided transform of uploads."""
+
+    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
+        """The device's half: changes in, changes out."""
+        ...
+
+    def shape(self, spec: Spec) -> tuple[int, ...]:
+        """Shape of one encoded row."""
+        ...
+
+    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
+        """The server's half, on the sum of encoded changes."""
+        ...
+
+
+class Noise(Protocol):
+    """Noise that every client adds to every number it sends."""
+
+    def add(self, total: I64, name: str, clients: Any, ctx: Context) -> None:
+        """Add the noise of all the clients to a sum, in place and in fixed point."""
+        ...
+
+
 @dataclass(frozen=True)
 class Upload:
-    """What kind of change is sent, and for which rows.
+    """What kind of change is sent, for which rows, and what is done to it on the way.
 
     `dense` sends every row, zeros included: all messages have one size, and under a secure sum or noise the support is
     hidden. On its own it hides nothing, since rows that were not trained are exactly zero. `touched` sends the trained
-    rows and their ids, and shows them to anybody who counts bytes. It decides bytes, not results.
+    rows and their ids, and shows them to anybody who counts bytes; `nonzero` sends the numbers that are not zero, with
+    their places. Support decides bytes, not results.
     """
 
     kind: Literal["value", "delta", "gradient"] = "delta"
-    support: Literal["dense", "touched"] = "dense"
+    support: Literal["dense", "touched", "nonzero"] = "dense"
+    stack: tuple[Encoder, ...] = ()
+    noise: Noise | None = None
+
+    def encode(self, parcel: Parcel) -> Mapping[str, Tensor]:
+        """The device's halves, in order."""
+        changes = parcel.changes
+        for encoder in self.stack:
+            changes = encoder.encode(Parcel(changes, parcel.before, parcel.owners, parcel.clients, parcel.ctx))
+        return changes
+
+    def shape(self, spec: Spec) -> tuple[int, ...]:
+        """Shape of one row as it is sent."""
+        shape = spec.shape
+        for encoder in self.stack:
+            shape = encoder.shape(Spec(spec.name, spec.axis, shape, spec.init))
+        return shape
+
+    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
+        """The server's halves, last first."""
+        for encoder in reversed(self.stack):
+            total = encoder.decode(spec, total, ctx)
+        return total
 
 
 @dataclass(frozen=True)
 class Sum:
-    """Uploads of a group of clients: fixed-point totals, rows' counts of senders, clients, examples, loss."""
+    """Uploads of a group of clients: fixed-point totals, rows' counts of senders, clients, examples, loss.
+
+    Decay that reaches rows without examples changes them by the same share for a whole client: `shrink` is the sum of
+    those shares, and the totals of rows with examples hold only what goes beyond it.
+    """
 
     totals: Mapping[str, I64]
     touched: I64  # per item: clients that trained it
     clients: int
-    examples: int
-    loss: float
+    examples: int  # seen, each as often as it was
+    loss: float  # clients' mean losses, added up
+    shrink: Mapping[str, int] = field(default_factory=dict)
+    numbers: int = 0  # that are not zero, among those sent of item tables
 
     def __add__(self, other: Sum) -> Sum:
         """Totals add; integers, so in any order."""
@@ -58,7 +126,14 @@ class Sum:
             self.clients + other.clients,
             self.examples + other.examples,
             self.loss + other.loss,
+            {name: value + other.shrink[name] for name, value in self.shrink.items()},
+            self.numbers + other.numbers,
         )
+
+    def total(self, name: str, value: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """The sum of all clients' changes of a parameter whose value was `value`, as floats."""
+        total = np.asarray(self.totals[name] / SCALE)
+        return total + self.shrink[name] / SCALE * value if name in self.shrink else total
 
 
 def add_rows(total: I64, rows: npt.NDArray[np.int32], change: npt.NDArray[np.float32]) -> None:
@@ -68,9 +143,9 @@ def add_rows(total: I64, rows: npt.NDArray[np.int32], change: npt.NDArray[np.flo
         raise ScoreError("an upload holds NaN or huge values: training diverged; lower the learning rate")
 
 
-def floating(total: I64) -> npt.NDArray[np.float64]:
-    """Fixed point back to floats."""
-    return np.asarray(total / SCALE)
+def fixed(value: float) -> int:
+    """A number in fixed point."""
+    return int(np.floor(value * SCALE + 0.5))
 
 
 @numba.njit(cache=True)

@@ -1,145 +1,57 @@
-"""The catalogue: every method by name, a short composition each, with its paper and the numbers to expect.
-
-Settings named `paper` are those of the papers, learning rates of 13,456 included. `scale-free` is for new work: rates
-that mean the same for any number of clients and items, rows averaged over the clients that trained them, a server
-optimiser.
-"""
+"""The catalogue: every method by name, a short composition each, with its paper and the numbers to expect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from math import sqrt
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from fedmosaic.algorithm import Algorithm, compose
 from fedmosaic.closed_form.ease import EASE
 from fedmosaic.closed_form.fcf import FCF
 from fedmosaic.closed_form.ials import IALS
 from fedmosaic.closed_form.itemknn import ItemKNN
 from fedmosaic.closed_form.popularity import Popularity
 from fedmosaic.errors import SettingsError, UnknownNameError
-from fedmosaic.local import Adam, Move, Pass, PerItem, Phase
+from fedmosaic.hosts import (
+    AdditiveSettings,
+    CentralSettings,
+    GelSettings,
+    LinearSettings,
+    LowRankSettings,
+    MixedLinearSettings,
+    MixedNetworkSettings,
+    NetworkSettings,
+    ReconSettings,
+    RowNetworkSettings,
+    SharpnessSettings,
+    additive_host,
+    alone,
+    central,
+    federation,
+    fedncf,
+    fedncf_rows,
+    fedneumf,
+    fedrap,
+    fedrecon,
+    fixing,
+    linear,
+    mixed,
+)
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.models.ncf import NCF, NeuMF
-from fedmosaic.models.view import Model
 from fedmosaic.personalise.dual import dual
-from fedmosaic.runtime.federation import Engine, Federation
-from fedmosaic.server import Server
+from fedmosaic.personalise.lowrank import low_rank
+from fedmosaic.personalise.sharpness import sharpness_aware
 from fedmosaic.training import Method
-from fedmosaic.tree import Axis, Init, Role
-from fedmosaic.upload import Upload
 
 M = TypeVar("M", bound=BaseModel)
 
-
-class FederatedSettings(BaseModel):
-    """Settings of every federated method."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    rounds: int = Field(default=100, ge=1, description="rounds of training")
-    participation: float = Field(default=1.0, gt=0, le=1, description="share of clients drawn in a round")
-    dim: int = Field(default=32, ge=1, description="width of the vectors")
-    negatives: int = Field(default=4, ge=0, description="fresh negatives per positive and round")
-    batch_size: int = Field(default=256, ge=1, description="examples per step")
-    local_epochs: int = Field(default=1, ge=1, description="epochs on the device per round")
-    engine: Engine = Field(default="auto", description="auto, loop, simulate or kernel; changes speed, not numbers")
-
-
-class LinearSettings(FederatedSettings):
-    """Settings of methods on the linear scorer."""
-
-    preset: Literal["paper", "scale-free"] = Field(default="paper", description="whose learning rates")
-    score_rate: float | None = Field(default=None, gt=0, description="rate of the user side; none = the preset's")
-    item_rate: float | None = Field(default=None, gt=0, description="rate of the item side; none = the preset's")
-
-
-class NetworkSettings(FederatedSettings):
-    """Settings of methods with a network."""
-
-    rate: float = Field(default=1.0, gt=0, description="rate of the network")
-    user_rate: float = Field(default=30.0, gt=0, description="rate of user vectors")
-    item_factor: float = Field(default=24.0, gt=0, description="item rate = rate · items · factor (PFedRec's rule)")
-
-
-class RowNetworkSettings(FederatedSettings):
-    """Settings of Perifanis' FedNCF."""
-
-    participation: float = Field(default=0.1, gt=0, le=1, description="share of clients drawn in a round")
-    local_epochs: int = Field(default=2, ge=1, description="epochs on the device per round")
-    rate: float = Field(default=1e-3, gt=0, description="rate of the device's Adam")
-
-
-class CentralSettings(FederatedSettings):
-    """Settings of central references: one client that holds everybody."""
-
-    rounds: int = Field(default=30, ge=1, description="epochs")
-    batch_size: int = Field(default=1024, ge=1, description="examples per step")
-    rate: float = Field(default=1e-3, gt=0, description="rate of Adam")
-    decay: float = Field(default=0.0, ge=0, description="weight decay")
-
-
-def linear(s: LinearSettings) -> Algorithm:
-    """FedMF: private user vectors, a shared item table, both moved by one gradient."""
-    paper = s.preset == "paper"
-    start = Init("uniform", 1 / sqrt(s.dim), same=True)
-    model = LinearScorer(s.dim, item_init=Init("normal", 1.0 if paper else 0.1), user_init=start)
-    score_rate = s.score_rate or (0.1 if paper else 1.0)
-    # PFedRec's released code: rate · items · 80, which undoes the 1/clients of the mean and the 1/batch of the loss
-    item_rate = s.item_rate or (PerItem(0.1 * 80) if paper else 1.0)
-    step = Phase((Move(("user", "bias"), score_rate), Move(("item",), item_rate)))
-    server = Server() if paper else Server("row-mean", Adam(), 0.03)
-    upload = Upload("value" if paper else "delta")
-    local = (_pass(s, step),)
-    return Algorithm(model, roles_of(model), local, upload=upload, server=server, negatives=s.negatives)
-
-
-def fedncf(s: NetworkSettings) -> Algorithm:
-    """FedNCF in PFedRec's form: item table and network averaged with equal weights.
-
-    The paper does not print this baseline's rates; these were chosen on validation (ML-100K, legacy).
-    """
-    model = NCF(s.dim, init=Init("normal", 0.3))
-    network = tuple(n.name for n in model.specs() if n.axis is Axis.WHOLE)
-    items = Move(("item",), PerItem(s.rate * s.item_factor))
-    step = Phase((Move(network, s.rate), Move(("user",), s.user_rate), items))
-    return Algorithm(model, roles_of(model), (_pass(s, step),), upload=Upload("value"), negatives=s.negatives)
-
-
-def fedncf_rows(s: RowNetworkSettings) -> Algorithm:
-    """FedNCF in Perifanis' form: each item row averaged over the clients that trained it, Adam on the device."""
-    model = NCF(s.dim)
-    step = Phase((Move(tuple(n.name for n in model.specs()), s.rate, Adam()),))
-    return Algorithm(model, roles_of(model), (_pass(s, step),), server=Server("row-mean"), negatives=s.negatives)
-
-
-def alone(host: Algorithm) -> Algorithm:
-    """Nothing leaves the device: every parameter private."""
-    return replace(host, roles=dict.fromkeys(host.specs, Role.PRIVATE))
-
-
-def central(model: Model, s: CentralSettings) -> Federation:
-    """One client that holds everybody, with an optimiser that remembers."""
-    step = Phase((Move(tuple(n.name for n in model.specs()), s.rate, Adam(decay=s.decay, persistent=True)),))
-    roles = dict.fromkeys((n.name for n in model.specs()), Role.PRIVATE)
-    algorithm = Algorithm(model, roles, (_pass(s, step),), negatives=s.negatives)
-    return replace(_federation(s, algorithm), pooled=True)
-
-
-def roles_of(model: Model) -> dict[str, Role]:
-    """The common division: user parameters private, everything else shared."""
-    return {n.name: Role.PRIVATE if n.axis is Axis.USER else Role.SHARED for n in model.specs()}
-
-
-def _pass(s: FederatedSettings, *phases: Phase) -> Pass:
-    return Pass(phases, s.local_epochs, s.batch_size)
-
-
-def _federation(s: FederatedSettings, algorithm: Algorithm) -> Federation:
-    return Federation(algorithm, s.rounds, s.participation, engine=s.engine)
+PFEDREC = "Zhang et al., Dual personalization on federated recommendation, IJCAI 2023"
+FEDRAP = "Li, Long & Zhou, Federated recommendation with additive personalization, ICLR 2024"
+PLGC = "after Shen et al., arXiv 2508.19591, 2025; built from the abstract, see personalise/mixing.py"
+GEL = "Sharpness-aware minimization for generalized embedding learning, arXiv 2603.11503, WWW 2026"
 
 
 @dataclass(frozen=True)
@@ -224,42 +136,136 @@ ZOO: dict[str, Entry] = {
             "Federated matrix factorisation: private user vectors, shared item table",
             "Chai et al., Secure federated matrix factorization, 2020; as PFedRec compares with it",
             LinearSettings,
-            lambda s: _federation(s, linear(s)),
+            lambda s: federation(s, linear(s)),
         ),
         Entry(
             "pfedrec",
             "Dual personalisation: private score function, locally tuned item rows",
-            "Zhang et al., Dual personalization on federated recommendation, IJCAI 2023",
+            PFEDREC,
             LinearSettings,
-            lambda s: _federation(s, compose(linear(s), dual())),
+            lambda s: federation(s, linear(s), dual()),
         ),
         Entry(
             "local-only",
             "No federation: every device trains its own table (the leak's litmus test)",
             "the row every table needs",
             LinearSettings,
-            lambda s: _federation(s, alone(compose(linear(s), dual()))),
+            lambda s: federation(s, linear(s), dual(), alone),
         ),
         Entry(
             "fedncf",
             "Federated neural collaborative filtering, table and network averaged",
             "Perifanis & Efraimidis, 2022; in the form PFedRec compares with",
             NetworkSettings,
-            lambda s: _federation(s, fedncf(s)),
+            lambda s: federation(s, fedncf(s)),
         ),
         Entry(
             "fedncf-rows",
             "Federated neural collaborative filtering, rows averaged over the clients that trained them",
             "Perifanis & Efraimidis, Federated neural collaborative filtering, 2022",
             RowNetworkSettings,
-            lambda s: _federation(s, fedncf_rows(s)),
+            lambda s: federation(s, fedncf_rows(s)),
         ),
         Entry(
             "fedncf-dual",
             "Dual personalisation on FedNCF",
-            "Zhang et al., IJCAI 2023, table 3",
+            PFEDREC + ", table 3",
             NetworkSettings,
-            lambda s: _federation(s, compose(fedncf(s), dual())),
+            lambda s: federation(s, fedncf(s), dual()),
+        ),
+        Entry(
+            "fedrecon",
+            "Federated reconstruction: no state on devices, user vectors rebuilt when needed",
+            "Singhal et al., Federated reconstruction, NeurIPS 2021; in the form PFedRec compares with",
+            ReconSettings,
+            lambda s: federation(s, fedrecon(s)),
+        ),
+        Entry(
+            "fedrecon-dual",
+            "Dual personalisation on FedRecon",
+            PFEDREC + ", table 3",
+            ReconSettings,
+            lambda s: federation(s, fedrecon(s), dual()),
+        ),
+        Entry(
+            "fedrap",
+            "Additive personalisation: an own item table beside a sparse shared one",
+            FEDRAP,
+            AdditiveSettings,
+            lambda s: federation(s, fedrap(s)),
+        ),
+        Entry(
+            "fedrap-c",
+            "FedRAP's ablation: the shared table alone",
+            FEDRAP,
+            fixing(AdditiveSettings, own_rate=None),
+            lambda s: federation(s, additive_host(s)),
+        ),
+        Entry(
+            "fedrap-d",
+            "FedRAP's ablation: the own table alone, nothing shared",
+            FEDRAP,
+            fixing(AdditiveSettings, own_rate=None),
+            lambda s: federation(s, additive_host(s), alone),
+        ),
+        *(
+            Entry(
+                f"fedrap-{name}",
+                f"FedRAP's ablation: {words}",
+                FEDRAP,
+                fixing(AdditiveSettings, **values),
+                lambda s: federation(s, fedrap(s)),
+            )
+            for name, words, values in (
+                ("no", "no norm on the shared table", {"norm": "none"}),
+                ("l2", "squares instead of absolute values", {"norm": "l2"}),
+                ("fixed", "constant weights", {"ramp": "fixed"}),
+                ("sin", "weights that swing", {"ramp": "sin"}),
+                ("square", "weights on for five rounds, off for five", {"ramp": "square"}),
+                ("frac", "weights that fall as 1 / round", {"ramp": "frac"}),
+            )
+        ),
+        Entry(
+            "fedneumf",
+            "Federated NeuMF with uploaded gradients and server Adam: FedRecGEL's host",
+            GEL,
+            SharpnessSettings,
+            lambda s: federation(s, fedneumf(s)),
+        ),
+        Entry(
+            "fedrecgel",
+            "Sharpness-aware item embeddings on federated NeuMF",
+            GEL,
+            GelSettings,
+            lambda s: federation(s, fedneumf(s), sharpness_aware(s.rho_shared, s.rho_private, joint=s.joint)),
+        ),
+        Entry(
+            "fedmf-plgc",
+            "Mixing of local and frozen global rows, decorrelated, on FedMF",
+            PLGC,
+            MixedLinearSettings,
+            lambda s: federation(s, linear(s), mixed(s)),
+        ),
+        Entry(
+            "pfedrec-plgc",
+            "Mixing of local and frozen global rows, decorrelated, on PFedRec",
+            PLGC,
+            MixedLinearSettings,
+            lambda s: federation(s, linear(s), dual(), mixed(s)),
+        ),
+        Entry(
+            "fedncf-plgc",
+            "Mixing of local and frozen global rows, decorrelated, on FedNCF",
+            PLGC,
+            MixedNetworkSettings,
+            lambda s: federation(s, fedncf(s), mixed(s)),
+        ),
+        Entry(
+            "colr",
+            "Low-rank item updates on FedMF: uploads of width r",
+            "Nguyen et al., Towards efficient communication and secure federated recommendation, WWW 2024",
+            LowRankSettings,
+            lambda s: federation(s, linear(s), low_rank(s.rank)),
         ),
         Entry(
             "mf",

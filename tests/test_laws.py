@@ -11,6 +11,7 @@ import pytest
 from fedmosaic import zoo
 from fedmosaic.algorithm import Algorithm, compose, describe
 from fedmosaic.errors import ScoreError, SettingsError
+from fedmosaic.hosts import LinearSettings, alone, linear, roles_of
 from fedmosaic.local import SGD, Adagrad, Adam, Decay, Move, Pass, PerItem, Phase
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.models.ncf import NCF
@@ -30,22 +31,27 @@ from fedmosaic.testing import (
 )
 from fedmosaic.tree import Init, Role
 from fedmosaic.upload import Upload
-from fedmosaic.zoo import linear, roles_of
 
 METHODS = [name for name, e in zoo.ZOO.items() if "engine" in e.settings.model_fields]
 # Small batches so that the toy data has several, the last one partial; a mild rate so that float noise stays small.
 SMALL: dict[str, Any] = {"dim": 4, "batch_size": 16, "rounds": 3}
-MILD = {
-    "fedmf": {"item_rate": 2.0},
-    "pfedrec": {"item_rate": 2.0},
-    "local-only": {"item_rate": 2.0},
-    "fedncf": {"item_factor": 0.05, "rate": 0.5, "user_rate": 0.5},
-    "fedncf-dual": {"item_factor": 0.05, "rate": 0.5, "user_rate": 0.5},
+NETWORK = {"item_factor": 0.05, "rate": 0.5, "user_rate": 0.5}
+MILD: dict[str, dict[str, Any]] = {
+    "fedncf": NETWORK,
+    "fedncf-dual": NETWORK,
+    "fedncf-plgc": NETWORK,
+    "fedrecon": {"item_factor": 0.1, "score_rate": 0.5},
+    "fedrecon-dual": {"item_factor": 0.1, "score_rate": 0.5},
+    "colr": {"rank": 2, "item_rate": 2.0},
 }
 
 
 def small(name: str, **changes: Any) -> Federation:
-    made: Federation = zoo.entry(name).build(SMALL | MILD.get(name, {}) | changes)
+    fields = zoo.entry(name).settings.model_fields
+    mild = MILD.get(name, {"item_rate": 2.0} if "item_rate" in fields else {})
+    if "table_rate" in fields:
+        mild = {"table_rate": 2.0, "decay": 0.01, "local_epochs": 3, "batch_size": 32, "tolerance": 0.02}
+    made: Federation = zoo.entry(name).build(SMALL | mild | changes)
     return made
 
 
@@ -159,7 +165,7 @@ def test_a_probe_may_begin_late() -> None:
 
 
 def test_weight_decay_leaves_rows_without_examples_alone() -> None:
-    base = linear(zoo.LinearSettings(dim=4, batch_size=16, item_rate=2.0, negatives=1))
+    base = linear(LinearSettings(dim=4, batch_size=16, item_rate=2.0, negatives=1))
     for rule in (SGD(decay=0.01), Adam(decay=0.01)):
         step = Phase((Move(("user", "bias"), 0.1), Move(("item",), 0.5, rule)))
         check_engines(Federation(replace(base, local=(Pass((step,), batch_size=16),))))
@@ -190,9 +196,9 @@ def test_similar_items_of_central_models_are_aligned() -> None:
     assert vectors.shape == (data.n_items, 4)
     rows, keys = state["private/item.rows"], state["private/item.keys"]
     assert np.array_equal(vectors[keys], rows)
-    alone, _ = run_rounds(small("local-only"), data)
+    lonely, _ = run_rounds(small("local-only"), data)
     with pytest.raises(SettingsError, match="no item table that is common"):
-        small("local-only").vectors(alone)
+        small("local-only").vectors(lonely)
 
 
 # --- identity laws ----------------------------------------------------------------------------------------------
@@ -201,16 +207,16 @@ def test_similar_items_of_central_models_are_aligned() -> None:
 def test_one_client_with_everything_shared_is_central_training() -> None:
     """A federation of one silo is plain SGD: the mean of one is itself."""
     data = toy_training_set().pooled()
-    base = linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0))
+    base = linear(LinearSettings(dim=4, batch_size=7, item_rate=2.0))
     shared, _ = run_rounds(Federation(base), data)
-    alone, _ = run_rounds(Federation(zoo.alone(base)), data)
-    rows = alone["private/item.rows"]
+    lonely, _ = run_rounds(Federation(alone(base)), data)
+    rows = lonely["private/item.rows"]
     np.testing.assert_allclose(shared["server/item"], rows, atol=1e-6)
 
 
 def test_dual_with_still_items_leaves_the_table_alone() -> None:
     data = toy_training_set()
-    frozen = compose(linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0)), dual(item_rate=0.0))
+    frozen = compose(linear(LinearSettings(dim=4, batch_size=7, item_rate=2.0)), dual(item_rate=0.0))
     state, _ = run_rounds(Federation(frozen), data)
     start = Federation(frozen).start(data, 1)
     assert np.array_equal(state["server/item"], start["server/item"])
@@ -250,12 +256,12 @@ def test_step_rules_equal_torch() -> None:
 
 @pytest.mark.parametrize("rule", [SGD(), Adam(), Adagrad()], ids=repr)
 def test_engine_law_for_every_server_rule(rule: Any) -> None:
-    base = replace(linear(zoo.LinearSettings(dim=4, batch_size=16, item_rate=2.0)), upload=Upload())
+    base = replace(linear(LinearSettings(dim=4, batch_size=16, item_rate=2.0)), upload=Upload())
     check_engines(Federation(replace(base, server=Server("row-mean", rule, 0.1))))
 
 
 def test_values_and_deltas_give_the_same_bits_and_values_need_the_mean() -> None:
-    value = linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0))
+    value = linear(LinearSettings(dim=4, batch_size=7, item_rate=2.0))
     states = [
         run_rounds(Federation(replace(value, upload=Upload(k))), toy_training_set())[0] for k in ("value", "delta")
     ]
@@ -266,7 +272,7 @@ def test_values_and_deltas_give_the_same_bits_and_values_need_the_mean() -> None
 
 def test_server_reductions() -> None:
     data = toy_training_set()
-    base = replace(linear(zoo.LinearSettings(dim=4, batch_size=7, item_rate=2.0)), upload=Upload())
+    base = replace(linear(LinearSettings(dim=4, batch_size=7, item_rate=2.0)), upload=Upload())
     start = Federation(base).start(data, 1)["server/item"]
     moved = {
         kind: run_rounds(Federation(replace(base, server=Server(kind))), data, rounds=1)[0]["server/item"] - start

@@ -7,7 +7,7 @@ cuts batches from the front, the last one as short as it comes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numba
 import numpy as np
@@ -17,6 +17,8 @@ from fedmosaic import keys
 from fedmosaic.data.negatives import sample_negatives
 from fedmosaic.ragged import I32, I64, Ragged, offsets_of
 from fedmosaic.training import TrainingSet
+
+Part = Literal["all", "support", "query"]
 
 _mix = numba.njit(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN
@@ -30,8 +32,22 @@ class Examples:
     items: I32
     labels: npt.NDArray[np.float32]
     users: I32  # place among all members
+    places: I32  # among the user's positives, or among its negatives
     offsets: I64  # per client
     members: Ragged  # users of each client
+
+    def part(self, part: Part) -> tuple[I64, I64]:
+        """Places of a part's examples, and where each client's begin: every other positive and negative, or the rest.
+
+        A user with one positive has all of its examples in both parts.
+        """
+        if part == "all":
+            return np.arange(self.items.size), self.offsets
+        wanted = self.places % 2 == (part == "query")
+        positives = np.bincount(self.users[self.labels == 1], minlength=self.members.values.size)
+        wanted |= (positives < 2)[self.users]
+        before = np.concatenate([[0], np.cumsum(wanted)])
+        return np.flatnonzero(wanted), before[self.offsets]
 
 
 def draw_cohort(n_clients: int, share: float, *, seed: int, round: int) -> I64:
@@ -69,12 +85,18 @@ def make_examples(data: TrainingSet, clients: I64, *, negatives: int, seed: int,
     starts = offsets_of(per_user)
     items = np.empty(starts[-1], dtype=np.int32)
     labels = np.zeros(starts[-1], dtype=np.float32)
+    places = np.empty(starts[-1], dtype=np.int32)
     at = np.repeat(starts[:-1] - histories.offsets[:-1], histories.lengths) + np.arange(histories.values.size)
-    items[at], labels[at] = histories.values, 1
+    items[at], labels[at], places[at] = histories.values, 1, within(histories)
     at = np.repeat(starts[:-1] + histories.lengths - drawn.offsets[:-1], drawn.lengths) + np.arange(drawn.values.size)
-    items[at] = drawn.values
+    items[at], places[at] = drawn.values, within(drawn)
     owner = np.repeat(np.arange(users.values.size, dtype=np.int32), per_user)
-    return Examples(items, labels, owner, starts[users.offsets], users)
+    return Examples(items, labels, owner, places, starts[users.offsets], users)
+
+
+def within(ragged: Ragged) -> I64:
+    """Place of each value in its row."""
+    return np.arange(ragged.values.size) - np.repeat(ragged.offsets[:-1], ragged.lengths)
 
 
 def shuffled(offsets: I64, clients: I64, *, seed: int, round: int, epoch: int) -> I64:

@@ -46,18 +46,20 @@ class NeuMF:
     factor: int = 8
     depth: int = 2
     init: Init = Init("normal", 0.01)
+    xavier: bool = False  # layers begin as in the authors' NeuMF, rather than PyTorch's way
 
     def specs(self) -> tuple[Spec, ...]:
         """Two pairs of vectors, the tower, the output."""
         wide = self.factor * 2 ** (self.depth - 1)
         widths = tuple(wide * 2 // 2**i for i in range(self.depth + 1))
+        last = self.factor + widths[-1]
         return (
             Spec("item.gmf", Axis.ITEM, (self.factor,), self.init),
             Spec("item.mlp", Axis.ITEM, (wide,), self.init),
             Spec("user.gmf", Axis.USER, (self.factor,), self.init),
             Spec("user.mlp", Axis.USER, (wide,), self.init),
-            *_layers("mlp", widths),
-            *_layers("out", (self.factor + widths[-1], 1)),
+            *_layers("mlp", widths, [sqrt(6 / (a + b)) for a, b in pairwise(widths)] if self.xavier else None),
+            *_layers("out", (last, 1), [sqrt(3 / last)] if self.xavier else None),
         )
 
     def score(self, view: View, items: Tensor) -> Tensor:
@@ -74,13 +76,14 @@ def _tower(view: View, items: Tensor, user: str, item: str, depth: int) -> Tenso
     return x
 
 
-def _layers(name: str, widths: tuple[int, ...]) -> list[Spec]:
-    """Weights and biases of successive layers, with PyTorch's usual uniform beginning."""
+def _layers(name: str, widths: tuple[int, ...], bounds: list[float] | None = None) -> list[Spec]:
+    """Weights and biases of successive layers: PyTorch's usual uniform beginning, or given bounds and biases of 0."""
     specs = []
     for i, (wide, narrow) in enumerate(pairwise(widths)):
-        bound = Init("uniform", 1 / sqrt(wide))
+        usual = Init("uniform", 1 / sqrt(wide))
+        weight, bias = (usual, usual) if bounds is None else (Init("uniform", bounds[i]), Init("zero"))
         specs += [
-            Spec(f"{name}.{i}.weight", Axis.WHOLE, (wide, narrow), bound),
-            Spec(f"{name}.{i}.bias", Axis.WHOLE, (narrow,), bound),
+            Spec(f"{name}.{i}.weight", Axis.WHOLE, (wide, narrow), weight),
+            Spec(f"{name}.{i}.bias", Axis.WHOLE, (narrow,), bias),
         ]
     return specs

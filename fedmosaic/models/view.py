@@ -6,12 +6,15 @@ three verbs and never sees how many clients there are:
     rows("item", items)    the rows this example's client sees        [clients, length, width]
     vector("user")         the vector of this example's user          [clients, length, width]
     linear("mlp.0", x)     this client's layer applied to x           [clients, length, out]
+
+Wrappers may also ask for a client's own tensor (`whole`), for rows as they are (`stored`) or as the server sent them
+(`received`), and for the client's positives (`history`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -33,18 +36,42 @@ class Batch:
 
 @dataclass(frozen=True)
 class View:
-    """Parameters of a block of clients, read through a batch."""
+    """Parameters of a block of clients, read through a batch.
+
+    `given` holds item tables as the server sent them, for those who compare; `history` the clients' own positives.
+    A wrapper changes what `rows` means for a name with `reading`.
+    """
 
     params: Mapping[str, Tensor]
     batch: Batch
+    given: Mapping[str, Tensor] = field(default_factory=dict)
+    history: Batch | None = None
+    readings: Mapping[str, Reading] = field(default_factory=dict)
 
     def rows(self, name: str, items: Tensor) -> Tensor:
-        """Rows of an item table."""
-        return self._gather(name, items)
+        """Rows of an item table, as wrappers have it read."""
+        reading = self.readings.get(name)
+        return self.stored(name, items) if reading is None else reading(self, items)
+
+    def stored(self, name: str, items: Tensor) -> Tensor:
+        """Rows of an item table, as they are."""
+        return _gather(self.params[name], items)
+
+    def received(self, name: str, items: Tensor) -> Tensor:
+        """Rows of an item table, as the server sent them."""
+        return _gather(self.given[name], items)
+
+    def reading(self, name: str, reading: Reading) -> View:
+        """The same view, with `rows(name, ...)` read in another way."""
+        return replace(self, readings={**self.readings, name: reading})
 
     def vector(self, name: str) -> Tensor:
         """Row of a user table for each example; one that all examples of a client share keeps length 1."""
-        return self._gather(name, self.batch.users)
+        return _gather(self.params[name], self.batch.users)
+
+    def whole(self, name: str) -> Tensor:
+        """A client's own tensor, [clients, ...]."""
+        return self.params[name]
 
     def linear(self, name: str, *parts: Tensor) -> Tensor:
         """A layer of the client's own on the concatenated parts: [x_1 ; x_2 ; ...] W + b.
@@ -58,9 +85,12 @@ class View:
             result = torch.baddbmm(result, part, weight[:, begin : begin + part.shape[-1]])
         return result
 
-    def _gather(self, name: str, index: Tensor) -> Tensor:
-        table = self.params[name]
-        return table.index_select(0, index.reshape(-1)).reshape(*index.shape, *table.shape[1:])
+
+Reading = Callable[[View, Tensor], Tensor]
+
+
+def _gather(table: Tensor, index: Tensor) -> Tensor:
+    return table.index_select(0, index.reshape(-1)).reshape(*index.shape, *table.shape[1:])
 
 
 class Model(Protocol):

@@ -25,23 +25,20 @@ def dual(score_rate: Schedule | None = None, item_rate: Schedule | None = None) 
     def wrap(host: Algorithm) -> Algorithm:
         items = tuple(n for n, s in host.specs.items() if s.axis is Axis.ITEM)
         score = tuple(n for n in host.specs if n not in items)
-        roles = dict.fromkeys(items, Role.PERSONALISED) | dict.fromkeys(score, Role.PRIVATE)
-        return replace(host, roles=roles, local=tuple(_alternate(p, score, items) for p in host.local))
+        own = {n: Role.REBUILT if host.roles[n] is Role.REBUILT else Role.PRIVATE for n in score}
+        local = tuple(_alternate(one, score, items) for one in host.local)
+        # what is rebuilt when it is asked for tunes its items then, too, and with all there is
+        serve = tuple(replace(one, part="all") for one in local) if host.serve else ()
+        return replace(host, roles=dict.fromkeys(items, Role.PERSONALISED) | own, local=local, serve=serve)
 
-    def _alternate(whole: Pass, score: tuple[str, ...], items: tuple[str, ...]) -> Pass:
-        return replace(whole, phases=(_phase(whole, score, score_rate), _phase(whole, items, item_rate)))
+    def _alternate(one: Pass, score: tuple[str, ...], items: tuple[str, ...]) -> Pass:
+        moves = [m for phase in one.phases for m in phase.moves]
+        phases = (_phase(moves, score, score_rate), _phase(moves, items, item_rate))
+        return replace(one, phases=tuple(phase for phase in phases if phase.moves))
 
-    def _phase(whole: Pass, names: tuple[str, ...], rate: Schedule | None) -> Phase:
-        """The host's own moves, cut down to some names; its first rate for names that it never moved."""
-        moves = [m for phase in whole.phases for m in phase.moves]
-        kept = [Move(own, m.rate if rate is None else rate, m.rule) for m in moves if (own := _common(m.names, names))]
-        missing = tuple(n for n in names if not any(n in m.names for m in kept))
-        if missing:
-            kept.append(Move(missing, moves[0].rate if rate is None else rate, moves[0].rule))
-        return Phase(tuple(kept))
+    def _phase(moves: list[Move], names: tuple[str, ...], rate: Schedule | None) -> Phase:
+        """The host's own moves, cut down to some names."""
+        kept = ((m, tuple(n for n in m.names if n in names)) for m in moves)
+        return Phase(tuple(Move(own, m.rate if rate is None else rate, m.rule) for m, own in kept if own))
 
     return wrap
-
-
-def _common(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(n for n in names if n in wanted)

@@ -4,8 +4,11 @@
     whole        one tensor per client          private/NAME            [clients, ...]
     item axis    rows a client has touched      private/NAME.keys       sorted client · items + item
                                                 private/NAME.rows       their values; all others are as they began
+                                                private/NAME.scale      [clients] where decay reaches every row: what
+                                                                        it has left; rows are stored relative to it
 
-The memory of persistent optimisers is stored the same way, under memory/NAME.0, memory/NAME.1, ...
+Tables that are sent as well (KEPT) are stored likewise, under kept/NAME. The memory of persistent optimisers is stored
+the same way, under memory/NAME.0, memory/NAME.1, ...
 A tuned copy of a server's table (PERSONALISED) is not stored at all: it is a function of what the device held and
 received before its last round, so those are kept and the round is replayed when the copy is asked for.
 """
@@ -13,10 +16,12 @@ received before its last round, so those are kept and the round is replayed when
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -25,6 +30,7 @@ from fedmosaic.training import State
 from fedmosaic.tree import F32, Axis, Spec
 
 Array = npt.NDArray[Any]
+TINY = np.float32(1e-20)  # what decay leaves at least, so that rows can be stored relative to it
 MAP_FROM = 4 << 30  # bytes of one array from which it lives in a temporary file instead of memory
 
 
@@ -52,6 +58,9 @@ class Place:
         return self.users if axis is Axis.USER else self.clients
 
 
+Stored = tuple[Axis, Place, Array]  # a block's values of a stored tensor
+
+
 def allocate(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
     """An array of zeros: in memory, or in an unnamed temporary file when it is very large."""
     if int(np.prod(shape)) * np.dtype(dtype).itemsize < MAP_FROM:
@@ -71,44 +80,91 @@ def first_rows(spec: Spec, seed: int, n_users: int, n_clients: int) -> F32:
     return values
 
 
-def read(state: State, name: str, spec: Spec, place: Place, fallback: Array) -> Array:
-    """A block's copy of a stored tensor; `fallback` stands for item rows (and memory) never stored."""
-    if spec.axis is not Axis.ITEM:
+def read(state: State, name: str, axis: Axis, place: Place, fallback: Array) -> Array:
+    """A block's own copy of a stored tensor; `fallback` stands for what was never stored."""
+    if axis is not Axis.ITEM:
         stored = state.get(name)
-        return fallback if stored is None else stored[place.index(spec.axis)]
+        return fallback.copy() if stored is None else stored[place.index(axis)]
     keys, result = state.get(f"{name}.keys"), fallback.copy()
     if keys is not None and keys.size:
         wanted = place.row_keys
         at = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
         known = keys[at] == wanted
         result[known] = state[f"{name}.rows"][at[known]]
+    scale = state.get(f"{name}.scale")
+    if scale is not None:
+        result *= scale[place.clients[place.touched.rows]].reshape(-1, *[1] * (result.ndim - 1))
     return result
 
 
-def write(
-    state: dict[str, Array], name: str, spec: Spec, parts: list[tuple[Place, Array]], n_users: int, n_clients: int
-) -> None:
+def write(state: dict[str, Array], held: Mapping[str, list[Stored]], n_users: int, n_clients: int) -> None:
     """Put the blocks' copies back; `state` is a fresh dict whose arrays are replaced, never changed in place."""
-    if spec.axis is not Axis.ITEM:
-        old = state.get(name)
-        count = n_users if spec.axis is Axis.USER else n_clients
-        new = allocate((count, *parts[0][1].shape[1:]), parts[0][1].dtype)
+    for name, parts in held.items():
+        if name.endswith(".scale"):
+            continue
+        if parts[0][0] is Axis.ITEM:
+            factors = held.get(f"{name}.scale")
+            if factors is not None:
+                state[f"{name}.scale"] = _rescaled(state.get(f"{name}.scale"), factors, n_clients)
+            _write_rows(state, name, parts)
+            continue
+        old, (axis, _, first) = state.get(name), parts[0]
+        new = allocate((n_users if axis is Axis.USER else n_clients, *first.shape[1:]), first.dtype)
         if old is not None:
             new[:] = old
-        for place, values in parts:
-            new[place.index(spec.axis)] = values
+        for _, place, values in parts:
+            new[place.index(axis)] = values
         state[name] = new
-        return
-    keys = np.concatenate([place.row_keys for place, _ in parts])
-    rows = np.concatenate([values for _, values in parts])
+
+
+def _rescaled(old: Array | None, factors: list[Stored], n_clients: int) -> Array:
+    scale = np.ones(n_clients, dtype=np.float32) if old is None else old.copy()
+    for _, place, factor in factors:
+        scale[place.clients] = np.maximum(scale[place.clients] * factor, TINY)
+    return scale
+
+
+def _write_rows(state: dict[str, Array], name: str, parts: list[Stored]) -> None:
+    """Merge touched rows into the sorted store; with a scale, rows are stored relative to it."""
+    scale, blocks = state.get(f"{name}.scale"), []
+    for _, place, values in parts:
+        if scale is not None:
+            owner = place.clients[place.touched.rows]
+            values = values / scale[owner].reshape(-1, *[1] * (values.ndim - 1))
+        blocks.append(values)
+    keys = np.concatenate([place.row_keys for _, place, _ in parts])
+    rows = np.concatenate(blocks)
     order = np.argsort(keys)
-    keys, rows = keys[order], rows[order]
-    old_keys = state.get(f"{name}.keys")
-    if old_keys is not None and old_keys.size:
-        old_rows = state[f"{name}.rows"].copy()
-        at = np.searchsorted(old_keys, keys)
-        known = old_keys[np.minimum(at, old_keys.size - 1)] == keys
-        old_rows[at[known]] = rows[known]
-        keys = np.insert(old_keys, at[~known], keys[~known])
-        rows = np.insert(old_rows, at[~known], rows[~known], axis=0) if not known.all() else old_rows
-    state[f"{name}.keys"], state[f"{name}.rows"] = keys, rows
+    old = state.get(f"{name}.keys")
+    if old is None:
+        state[f"{name}.keys"], state[f"{name}.rows"] = keys[order], rows[order]
+        return
+    width = int(np.prod(rows.shape[1:]))
+    before, shape = state[f"{name}.rows"].reshape(-1, width), rows.shape[1:]
+    merged_keys, merged = _merge(old, before, keys, rows.reshape(-1, width), order)
+    state[f"{name}.keys"], state[f"{name}.rows"] = merged_keys, merged.reshape(-1, *shape)
+
+
+@numba.njit(cache=True)
+def _merge(old_keys: Any, old_rows: Any, keys: Any, rows: Any, order: Any) -> Any:
+    """Union of two keyed tables, the second (visited in `order`) winning; one pass, one copy."""
+    size, a, b = old_keys.size, 0, 0
+    for b in range(keys.size):  # count what is new
+        k = keys[order[b]]
+        while a < old_keys.size and old_keys[a] < k:
+            a += 1
+        size += a == old_keys.size or old_keys[a] != k
+    all_keys, all_rows = np.empty(size, old_keys.dtype), np.empty((size, old_rows.shape[1]), old_rows.dtype)
+    a, b = 0, 0
+    for n in range(size):
+        if b < keys.size and (a == old_keys.size or keys[order[b]] <= old_keys[a]):
+            k = keys[order[b]]
+            all_keys[n] = k
+            all_rows[n] = rows[order[b]]
+            b += 1
+            a += a < old_keys.size and old_keys[a] == k
+        else:
+            all_keys[n] = old_keys[a]
+            all_rows[n] = old_rows[a]
+            a += 1
+    return all_keys, all_rows

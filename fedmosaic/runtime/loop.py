@@ -7,20 +7,22 @@ import numpy as np
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.ragged import I64
 from fedmosaic.runtime import devices
-from fedmosaic.runtime.devices import Array, Place
-from fedmosaic.runtime.round import Block, Outcome, Task, advance, batches, begin, finish, probe_scores
+from fedmosaic.runtime.answer import probe_scores
+from fedmosaic.runtime.block import Block, Outcome, Task, turns
+from fedmosaic.runtime.devices import Array, Stored
+from fedmosaic.runtime.round import advance, begin, finish
 from fedmosaic.upload import Sum
 
 
 def run_round(algorithm: Algorithm, task: Task) -> Outcome:
     """Every client of the cohort in turn; uploads are added, what stays is put back."""
     total: Sum | None = None
-    held: dict[str, list[tuple[Place, Array]]] = {}
+    held: dict[str, list[Stored]] = {}
     probed = []
     members = task.data.members(task.cohort)
     for place, client in enumerate(task.cohort):
         block = work(algorithm, task, np.array([client]), dense=True)
-        upload, stays = finish(algorithm, block)
+        upload, stays = finish(algorithm, block, task.ctx)
         total = upload if total is None else total + upload
         for name, value in stays.items():
             held.setdefault(name, []).append(value)
@@ -28,24 +30,20 @@ def run_round(algorithm: Algorithm, task: Task) -> Outcome:
             rows = np.arange(members.offsets[place], members.offsets[place + 1])
             probed.append(probe_scores(algorithm, task, block, task.probe.take(rows)))
     assert total is not None
-    return Outcome(total, merge_held(algorithm, task, held), np.concatenate(probed) if probed else None)
+    return Outcome(total, merge_held(task, held), np.concatenate(probed) if probed else None)
 
 
 def work(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool) -> Block:
-    """Local work of a block of clients: begin, then advance through all batches of all passes."""
+    """Local work of a block of clients: begin, then advance through all turns of all passes."""
     block = begin(algorithm, task, clients, dense=dense)
-    for one in algorithm.local:
-        for active, batch in batches(block, one, task.ctx):
-            block = advance(algorithm, block, active, batch, one.phases, task.ctx)
+    for number, one in enumerate(algorithm.local):
+        for turn in turns(block, one, number, task.ctx):
+            block = advance(algorithm, block, turn, one.phases, task.ctx)
     return block
 
 
-def merge_held(algorithm: Algorithm, task: Task, held: dict[str, list[tuple[Place, Array]]]) -> dict[str, Array]:
+def merge_held(task: Task, held: dict[str, list[Stored]]) -> dict[str, Array]:
     """Put what the clients keep back into the device store."""
     state = dict(task.held)
-    for name, parts in held.items():
-        parameter = name.split("/", 1)[1]
-        if name.startswith("memory/"):
-            parameter = parameter.rsplit(".", 1)[0]
-        devices.write(state, name, algorithm.specs[parameter], parts, task.data.n_users, task.data.n_clients)
+    devices.write(state, held, task.data.n_users, task.data.n_clients)
     return state

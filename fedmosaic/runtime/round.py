@@ -1,19 +1,17 @@
 """One round as four pure functions, for a block of clients; a device is a block of one.
 
-    begin(algorithm, task, place)       -> Block      copies of what the clients received and what they hold
-    advance(algorithm, block, batch)    -> Block      one batch: every phase takes a step
-    finish(algorithm, block)            -> Sum, private
+    begin(algorithm, task, clients)     -> Block      copies of what the clients received and what they hold
+    advance(algorithm, block, turn)     -> Block      one batch: every phase takes a step
+    finish(algorithm, block)            -> Sum, what stays
     apply(algorithm, server, total)     -> server'
 
-Clients of a block are ordered by their number of batches, so that those still at work are always the first ones and
-every tensor of the others is simply not looked at. The losses of all clients are added and differentiated once; no two
-clients own the same row, so every gradient is the client's own.
+The losses of all clients are added and differentiated once; no two clients own the same row, so every gradient is the
+client's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,214 +19,228 @@ import torch
 from torch import Tensor
 
 from fedmosaic.algorithm import Algorithm
-from fedmosaic.data.batches import Examples, localise, make_examples, shuffled
-from fedmosaic.local import Context, Optimiser, Pass, Phase, value_of
+from fedmosaic.local import SGD, Context, Move, Phase, Rate, value_of
 from fedmosaic.models.view import Batch, View
-from fedmosaic.ragged import I64, Ragged
+from fedmosaic.ragged import I64
 from fedmosaic.runtime import devices
-from fedmosaic.runtime.devices import Array, Place
-from fedmosaic.training import State, TrainingSet
-from fedmosaic.tree import Axis, first_table
-from fedmosaic.upload import Sum, add_rows
+from fedmosaic.runtime.block import Block, Task, Turn, history_of, plan
+from fedmosaic.runtime.devices import Array, Place, Stored
+from fedmosaic.training import State
+from fedmosaic.tree import Axis, Role, Spec, first_table
+from fedmosaic.upload import Parcel, Sum, add_rows, fixed
 
-Held = dict[str, tuple[Place, Array]]  # name in the device store -> where, what
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What a round needs: data, the server's parameters, what devices hold, and what is asked of them at the end."""
-
-    data: TrainingSet
-    server: Mapping[str, Array]
-    held: State  # private/..., memory/...
-    ctx: Context
-    cohort: I64
-    probe: Ragged | None = None  # per user of the cohort: items to score with the state after local work
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a round yields: the sum of uploads, what devices hold now, the scores that were asked for."""
-
-    total: Sum
-    held: dict[str, Array]
-    probed: Array | None  # flat, like the probe
-
-
-@dataclass(eq=False)
-class Block:
-    """A group of clients at work. Tensors are the block's own copies and move in place."""
-
-    place: Place
-    examples: Examples
-    rows: I64  # row of each example in the block's item tables
-    params: dict[str, Tensor]
-    before: dict[str, Tensor]  # what was received and will be sent, as it came
-    memory: dict[str, tuple[Tensor, ...]]
-    gradients: dict[str, Tensor]  # summed, for gradient uploads
-    loss: float = 0.0
-
-
-def plan(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool) -> tuple[Place, Examples, I64]:
-    """Examples of some clients and the rows they need: touched items only, or (`dense`) the whole catalogue."""
-    data, ctx = task.data, task.ctx
-    examples = make_examples(data, clients, negatives=algorithm.negatives, seed=ctx.seed, round=ctx.round)
-    if dense:
-        whole = np.tile(np.arange(data.n_items, dtype=np.int32), clients.size)
-        touched = Ragged(whole, np.arange(clients.size + 1) * data.n_items)
-        first = np.repeat(touched.offsets[:-1], np.diff(examples.offsets))
-        return Place(clients, examples.members, touched, data.n_items), examples, first + examples.items
-    index, touched = localise(examples.items, examples.offsets, data.n_items)
-    return Place(clients, examples.members, touched, data.n_items), examples, index
+Held = dict[str, Stored]  # name in the device store -> along which axis, where, what
 
 
 def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False) -> Block:
     """Download and load: server rows for the items a client will touch, and its own private parameters."""
+    dense = dense or algorithm.dense
     place, examples, rows = plan(algorithm, task, clients, dense=dense)
-    params: dict[str, Tensor] = {}
-    for name in algorithm.received:
-        value = torch.from_numpy(task.server[name])
-        if algorithm.specs[name].axis is Axis.ITEM:
-            params[name] = value[torch.from_numpy(place.touched.values.astype(np.int64))]
-        else:
-            params[name] = value.expand(clients.size, *value.shape).clone()
-    for name in algorithm.private:
-        spec = algorithm.specs[name]
-        empty: Array = np.empty(0)
-        if spec.axis is Axis.ITEM:
-            empty = first_table(spec, task.ctx.seed, place.n_items)[place.touched.values]
-        params[name] = torch.from_numpy(devices.read(task.held, f"private/{name}", spec, place, empty).copy())
+    params = {name: load(algorithm, task, place, name) for name in algorithm.specs}
     memory = {
-        name: _memory(algorithm, task, name, params[name], move.rule, place, rows)
-        for one in algorithm.local
-        for phase in one.phases
-        for move in phase.moves
+        name: _memory(algorithm, task, name, params[name], move, place, rows)
+        for move in algorithm.moves
         for name in move.names
     }
     tables = {n for n in params if algorithm.specs[n].axis is Axis.ITEM} if dense else set()
     before = {name: params[name].clone() for name in {*algorithm.sent, *tables}}
+    given = {n: before[n] for n in algorithm.received if n in before}
+    given |= {n: _received(algorithm, task, place, n) for n in algorithm.names(Role.KEPT)}
     gradients = {n: torch.zeros_like(before[n]) for n in algorithm.sent} if algorithm.upload.kind == "gradient" else {}
-    return Block(place, examples, rows, params, before, memory, gradients)
+    shrunk = {n: torch.ones(clients.size) for move in algorithm.moves if _decay(move) for n in move.names}
+    history = history_of(examples, rows, place, algorithm.watches) if algorithm.watches else None
+    return Block(place, examples, rows, params, before, given, memory, gradients, shrunk, history)
+
+
+def load(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tensor:
+    """A block's copy of a parameter, from whoever holds it at the beginning of a round."""
+    spec, role = algorithm.specs[name], algorithm.roles[name]
+    if role in (Role.SHARED, Role.PERSONALISED, Role.FROZEN):
+        return _received(algorithm, task, place, name)
+    fresh = first_values(spec, task.ctx.seed, place)
+    if role is Role.REBUILT:
+        return torch.from_numpy(fresh)
+    return torch.from_numpy(devices.read(task.held, algorithm.shelf(name), spec.axis, place, fresh))
+
+
+def first_values(spec: Spec, seed: int, place: Place) -> Array:
+    """What a device's own parameter is before its first round."""
+    if spec.axis is Axis.ITEM:
+        return np.asarray(first_table(spec, seed, place.n_items)[place.touched.values])
+    return spec.rows(seed, place.users if spec.axis is Axis.USER else np.zeros_like(place.clients))
+
+
+def _received(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tensor:
+    value = torch.from_numpy(task.server[name])
+    if algorithm.specs[name].axis is Axis.ITEM:
+        return value[torch.from_numpy(place.touched.values.astype(np.int64))]
+    return value.expand(place.clients.size, *value.shape).clone()
 
 
 def _memory(
-    algorithm: Algorithm, task: Task, name: str, value: Tensor, rule: Optimiser, place: Place, rows: I64
+    algorithm: Algorithm, task: Task, name: str, value: Tensor, move: Move, place: Place, rows: I64
 ) -> tuple[Tensor, ...]:
-    fresh = rule.memory(value)
-    if not rule.persistent:
+    fresh = move.rule.memory(value)
+    if not move.rule.persistent:
         return tuple(fresh)
-    stored = (
-        devices.read(task.held, f"memory/{name}.{i}", algorithm.specs[name], place, part.numpy())
-        for i, part in enumerate(fresh)
-    )
-    result = tuple(torch.from_numpy(np.array(part)) for part in stored)
-    if algorithm.specs[name].axis is Axis.ITEM:
-        still = torch.from_numpy(~_trained(place, rows))
+    axis = algorithm.specs[name].axis
+    stored = (devices.read(task.held, f"memory/{name}.{i}", axis, place, part.numpy()) for i, part in enumerate(fresh))
+    result = tuple(torch.from_numpy(part) for part in stored)
+    if axis is Axis.ITEM:
+        still = torch.ones(value.shape[0], dtype=torch.bool)
+        still[torch.from_numpy(rows)] = False
         for part in result:
             part[still] = 0  # a row that no example trains does not drift on old momentum
     return result
 
 
-def _trained(place: Place, rows: I64) -> Array:
-    """Which of a block's item rows some example trains; a dense block holds others too, and they stand still."""
-    mask = np.zeros(place.touched.values.size, dtype=bool)
-    mask[rows] = True
-    return mask
+def _decay(move: Move) -> float:
+    """The decay of rows without examples."""
+    return move.rule.decay if isinstance(move.rule, SGD) and move.rule.everywhere else 0.0
 
 
-def batches(block: Block, one: Pass, ctx: Context) -> Iterator[tuple[int, Batch]]:
-    """Steps of a pass: (number of clients still at work, their batch)."""
-    examples, size = block.examples, one.batch_size
-    lengths = np.diff(examples.offsets)
-    for epoch in range(one.epochs):
-        order = shuffled(examples.offsets, block.place.clients, seed=ctx.seed, round=ctx.round, epoch=epoch)
-        for start in range(0, int(lengths.max(initial=0)), size):
-            left = np.clip(lengths - start, 0, size)
-            active = int((left > 0).sum())
-            width = int(left[:active].max())
-            column = np.minimum(np.arange(width), (left[:active] - 1)[:, None])  # padding repeats the last example
-            at = order[examples.offsets[:active, None] + start + column]
-            weight = np.arange(width) < left[:active, None]
-            yield active, _batch(block, at, weight)
-
-
-def _batch(block: Block, at: I64, weight: Array) -> Batch:
-    lone = (block.place.members.lengths == 1).all()  # one user each: one vector serves the whole row
-    users = np.arange(at.shape[0])[:, None] if lone else block.examples.users[at].astype(np.int64)
-    return Batch(
-        items=torch.from_numpy(block.rows[at]),
-        users=torch.from_numpy(users),
-        labels=torch.from_numpy(block.examples.labels[at]),
-        weight=torch.from_numpy(weight.astype(np.float32)),
-    )
-
-
-def advance(
-    algorithm: Algorithm, block: Block, active: int, batch: Batch, phases: tuple[Phase, ...], ctx: Context
-) -> Block:
-    """One batch of the first `active` clients: each phase takes its gradient and moves."""
+def advance(algorithm: Algorithm, block: Block, turn: Turn, phases: tuple[Phase, ...], ctx: Context) -> Block:
+    """One batch of the first clients: each phase takes its gradient and moves."""
+    history = None if block.history is None else _first(block.history, turn.active)
+    given = {n: block.head(algorithm.specs[n].axis, v, turn.active) for n, v in block.given.items()}
+    owners = {n: block.head(s.axis, block.owners[s.axis], turn.active) for n, s in algorithm.specs.items()}
+    _prepare(algorithm, block, turn, history, given, ctx)
     for number, phase in enumerate(phases):
-        heads = {name: _head(algorithm, block, name, value, active) for name, value in block.params.items()}
-        leaves = {name: heads[name].detach().requires_grad_() for name in phase.names}
-        losses = algorithm.objective(algorithm.model, View(heads | leaves, batch), batch, ctx)
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        heads = {n: block.head(algorithm.specs[n].axis, v, turn.active) for n, v in block.params.items()}
+
+        def losses(values: Any, heads: dict[str, Tensor] = heads) -> Tensor:
+            view = View({**heads, **values}, turn.batch, given, history)
+            return algorithm.objective(algorithm.model, view, turn.batch, ctx)
+
+        value, gradients = algorithm.slope(losses, {n: heads[n] for n in phase.names}, owners, ctx)
         if number == 0:
-            block.loss += float((losses.detach() * batch.weight.sum(1)).sum())
+            counts = turn.batch.weight.sum(1).numpy().astype(np.int64)
+            block.loss[: turn.active] += value.numpy() * counts
+            block.seen[: turn.active] += counts
         for move in phase.moves:
-            rate = value_of(move.rate, ctx)
             for name in move.names:
-                gradient = gradients[list(leaves).index(name)]
-                if name in block.gradients:
-                    _head(algorithm, block, name, block.gradients[name], active).add_(gradient)
-                    continue
-                memory = tuple(_head(algorithm, block, name, m, active) for m in block.memory[name])
-                move.rule.step(heads[name], gradient, memory, rate)
+                _step(algorithm, block, turn, move, name, gradients[name], heads[name], owners[name], ctx)
     return block
 
 
-def _head(algorithm: Algorithm, block: Block, name: str, value: Tensor, active: int) -> Tensor:
-    """The part of a block's tensor that belongs to its first clients (a view: it moves with the whole)."""
-    axis = algorithm.specs[name].axis
-    if axis is Axis.WHOLE:
-        return value[:active]
-    owned = block.place.touched if axis is Axis.ITEM else block.place.members
-    return value[: int(owned.offsets[active])]
+def _step(
+    algorithm: Algorithm, block: Block, turn: Turn, move: Move, name: str, gradient: Tensor, value: Tensor,
+    owner: Tensor, ctx: Context,
+) -> None:  # fmt: skip
+    axis, rate = algorithm.specs[name].axis, value_of(move.rate, ctx)
+    by_row: Rate = rate
+    if turn.factor is not None:
+        by_row = rate * turn.factor[owner].reshape(-1, *[1] * (gradient.ndim - 1))
+    if name in block.gradients:
+        total = block.head(axis, block.gradients[name], turn.active)
+        total.add_(gradient if isinstance(by_row, float) else gradient * (by_row > 0))
+        return
+    memory = tuple(block.head(axis, m, turn.active) for m in block.memory[name])
+    move.rule.step(value, gradient, memory, by_row)
+    if name in block.shrunk:
+        factor = 1.0 if turn.factor is None else turn.factor
+        block.shrunk[name][: turn.active] *= 1 - _decay(move) * rate * factor
 
 
-def finish(algorithm: Algorithm, block: Block) -> tuple[Sum, Held]:
+def _prepare(
+    algorithm: Algorithm, block: Block, turn: Turn, history: Batch | None, given: dict[str, Tensor], ctx: Context
+) -> None:
+    """Let the algorithm set what it computes rather than trains, at the moments it asked for."""
+    prepare = algorithm.prepare
+    moments = ("batch", "epoch", "round")
+    if prepare is None or history is None or moments.index(turn.begins) < moments.index(prepare.when):
+        return
+    heads = {n: block.head(algorithm.specs[n].axis, v, turn.active) for n, v in block.params.items()}
+    value = prepare(algorithm.model, View(heads, history, given, history), ctx)
+    target = heads[prepare.name]
+    if turn.factor is not None:
+        value = torch.where(turn.factor.reshape(-1, *[1] * (value.ndim - 1)) > 0, value, target)
+    target.copy_(value)
+
+
+def _first(batch: Batch, active: int) -> Batch:
+    return Batch(batch.items[:active], batch.users[:active], batch.labels[:active], batch.weight[:active])
+
+
+def finish(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[Sum, Held]:
     """What is sent, summed in fixed point, and what stays. Only names whose role says so are sent."""
-    trained = _trained(block.place, block.rows)
-    if not trained.all():  # a dense block: weight decay and momentum have no business in rows without examples
+    trained = np.ones_like(block.trained) if algorithm.whole else block.trained
+    if not trained.all():  # a dense block: rows without examples stand still, unless decay reaches everywhere
         still = torch.from_numpy(~trained)
-        for name in (n for n in block.before if algorithm.specs[n].axis is Axis.ITEM):
-            block.params[name][still] = block.before[name][still]
+        for name in block.before:
+            if algorithm.specs[name].axis is Axis.ITEM and name not in block.shrunk:
+                block.params[name][still] = block.before[name][still]
+    totals, numbers = _totals(algorithm, block, ctx)
+    spread = not algorithm.upload.stack  # else the whole change went through the stack, row by row
     upload = Sum(
-        totals={name: _total(algorithm, block, name) for name in algorithm.sent},
+        totals=totals,
         touched=np.bincount(block.place.touched.values[trained], minlength=block.place.n_items),
         clients=block.place.clients.size,
-        examples=block.examples.items.size,
-        loss=block.loss,
+        examples=int(block.seen.sum()),
+        loss=float((block.loss / np.maximum(block.seen, 1)).sum()),
+        shrink={
+            n: sum(fixed(float(s) - 1) for s in block.shrunk[n])
+            for n in algorithm.sent
+            if spread and _spreads(algorithm, block, n)
+        },
+        numbers=numbers,
     )
-    stays = {f"private/{name}": (name, block.params[name]) for name in algorithm.private}
-    for one in algorithm.local:
-        for move in (move for phase in one.phases for move in phase.moves if move.rule.persistent):
+    return upload, _stays(algorithm, block, trained)
+
+
+def _spreads(algorithm: Algorithm, block: Block, name: str) -> bool:
+    """Whether a parameter's rows without examples change, all by the same share of a client."""
+    return name in block.shrunk and algorithm.specs[name].axis is Axis.ITEM and name not in block.gradients
+
+
+def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str, Any], int]:
+    """Sums of what is sent, and how many numbers of item tables are not zero."""
+    upload, owners = algorithm.upload, {n: block.owners[s.axis] for n, s in algorithm.specs.items()}
+    changes = {n: block.gradients.get(n, block.params[n] - block.before[n]) for n in algorithm.sent}
+    if upload.stack:
+        parcel = Parcel(changes, block.before, owners, block.place.clients.size, ctx)
+        changes = dict(upload.encode(parcel))
+    totals, numbers = {}, 0
+    for name, change in changes.items():
+        spec = algorithm.specs[name]
+        item = spec.axis is Axis.ITEM
+        if item and upload.support == "nonzero":
+            numbers += int(((change + block.before[name]) if upload.kind == "value" else change).count_nonzero())
+        if not upload.stack and _spreads(algorithm, block, name):
+            change = change - (block.shrunk[name] - 1)[owners[name]][:, None] * block.before[name]
+        rows = block.place.touched.values if item else np.zeros(change.shape[0], dtype=np.int32)
+        total = np.zeros((block.place.n_items if item else 1, *upload.shape(spec)), dtype=np.int64)
+        add_rows(total, rows, change.numpy())
+        totals[name] = total if item else total[0]
+    return totals, numbers
+
+
+def _stays(algorithm: Algorithm, block: Block, trained: Array) -> Held:
+    """What the devices keep: their own parameters and the memory of optimisers that last."""
+    values = {algorithm.shelf(name): (name, block.params[name]) for name in algorithm.stored}
+    for move in algorithm.moves:
+        if move.rule.persistent:
             for name in move.names:
-                stays |= {f"memory/{name}.{i}": (name, m) for i, m in enumerate(block.memory[name])}
+                values |= {f"memory/{name}.{i}": (name, m) for i, m in enumerate(block.memory[name])}
     rows = replace(block.place, touched=block.place.touched.only(trained))
-    held = {
-        key: (rows, value.numpy()[trained]) if algorithm.specs[name].axis is Axis.ITEM else (block.place, value.numpy())
-        for key, (name, value) in stays.items()
-    }
-    return upload, held
+    held: Held = {}
+    for key, (name, value) in values.items():
+        axis, kept = algorithm.specs[name].axis, value.numpy()
+        if axis is not Axis.ITEM:
+            held[key] = (axis, block.place, kept)
+            continue
+        held[key] = (axis, rows, kept[trained])
+        if key == algorithm.shelf(name) and name in block.shrunk:
+            held[f"{key}.scale"] = (Axis.WHOLE, block.place, block.shrunk[name].numpy())
+    return held
 
 
-def _total(algorithm: Algorithm, block: Block, name: str) -> Any:
-    change = block.gradients[name] if name in block.gradients else block.params[name] - block.before[name]
-    spec = algorithm.specs[name]
-    rows = block.place.touched.values if spec.axis is Axis.ITEM else np.zeros(change.shape[0], dtype=np.int32)
-    total = np.zeros((block.place.n_items if spec.axis is Axis.ITEM else 1, *spec.shape), dtype=np.int64)
-    add_rows(total, rows, change.numpy())
-    return total if spec.axis is Axis.ITEM else total[0]
+def add_noise(algorithm: Algorithm, total: Sum, clients: I64, ctx: Context) -> Sum:
+    """What the clients' own noise adds to their sum; on a device, `clients` is one."""
+    if algorithm.upload.noise is not None:
+        for name, value in total.totals.items():
+            algorithm.upload.noise.add(value, name, clients, ctx)
+    return total
 
 
 def apply(algorithm: Algorithm, server: State, total: Sum, ctx: Context) -> dict[str, Array]:
@@ -243,48 +255,3 @@ def apply(algorithm: Algorithm, server: State, total: Sum, ctx: Context) -> dict
         result[f"server/{name}"] = value
         result |= {f"rule/{name}.{i}": m for i, m in enumerate(memory)}
     return result
-
-
-def probe_scores(algorithm: Algorithm, task: Task, block: Block, asked: Ragged) -> Array:
-    """Scores of the items asked of each of the block's users, with the block's parameters as they are now."""
-    width = int(asked.lengths.max(initial=0))
-    if width == 0:
-        return np.empty(0, dtype=np.float32)
-    spread = np.minimum(np.arange(width), np.maximum(asked.lengths - 1, 0)[:, None]) + asked.offsets[:-1, None]
-    items = asked.values[np.minimum(spread, asked.values.size - 1)]
-    scores = score_users(algorithm, task, block, items)
-    mask = np.arange(width) < asked.lengths[:, None]
-    result: Array = scores[mask]
-    return result
-
-
-def score_users(algorithm: Algorithm, task: Task, block: Block, items: Array) -> Array:
-    """Scores [users, width] of given items, one row per user of the block.
-
-    A row the block holds is read from it; any other item reads as the server sent it (or as it began).
-    """
-    owner = block.place.members.rows
-    keys = block.place.row_keys
-    order = np.argsort(keys)
-    wanted = block.place.clients[owner][:, None] * block.place.n_items + items
-    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), max(keys.size - 1, 0))
-    held = keys[order[at]] == wanted if keys.size else np.zeros(wanted.shape, dtype=bool)
-    params: dict[str, Tensor] = {}
-    for name, value in block.params.items():
-        spec = algorithm.specs[name]
-        if spec.axis is Axis.ITEM:
-            base = task.server[name] if name in task.server else first_table(spec, task.ctx.seed, block.place.n_items)
-            rows = base[items]
-            rows[held] = value.numpy()[order[at[held]]]
-            params[name] = torch.from_numpy(rows.reshape(-1, *spec.shape))
-        else:
-            params[name] = value if spec.axis is Axis.USER else value[torch.from_numpy(owner)]
-    n_users, width = items.shape
-    batch = Batch(
-        items=torch.arange(n_users * width).reshape(n_users, width),
-        users=torch.arange(n_users)[:, None],
-        labels=torch.zeros(0),
-        weight=torch.zeros(0),
-    )
-    with torch.no_grad():
-        return np.asarray(algorithm.model.score(View(params, batch), batch.items).numpy())

@@ -12,9 +12,11 @@ import numpy as np
 
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.ragged import I64, Ragged, slots
-from fedmosaic.runtime.devices import Array, Place
+from fedmosaic.runtime.answer import probe_scores
+from fedmosaic.runtime.block import Outcome, Task
+from fedmosaic.runtime.devices import Stored
 from fedmosaic.runtime.loop import merge_held, work
-from fedmosaic.runtime.round import Outcome, Task, finish, probe_scores
+from fedmosaic.runtime.round import finish
 from fedmosaic.upload import Sum
 
 CLIENTS_PER_CHUNK = 64
@@ -23,11 +25,11 @@ CLIENTS_PER_CHUNK = 64
 def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS_PER_CHUNK) -> Outcome:
     """The cohort, chunk by chunk."""
     total: Sum | None = None
-    held: dict[str, list[tuple[Place, Array]]] = {}
+    held: dict[str, list[Stored]] = {}
     probed = None if task.probe is None else np.empty(task.probe.values.size, dtype=np.float32)
     for chunk in _chunks(algorithm, task, clients_per_chunk):
         block = work(algorithm, task, task.cohort[chunk], dense=False)
-        upload, stays = finish(algorithm, block)
+        upload, stays = finish(algorithm, block, task.ctx)
         total = upload if total is None else total + upload
         for name, value in stays.items():
             held.setdefault(name, []).append(value)
@@ -35,7 +37,7 @@ def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS
             rows = _users(task, chunk)
             probed[slots(task.probe, rows)] = probe_scores(algorithm, task, block, task.probe.take(rows))
     assert total is not None
-    return Outcome(total, merge_held(algorithm, task, held), probed)
+    return Outcome(total, merge_held(task, held), probed)
 
 
 def _chunks(algorithm: Algorithm, task: Task, size: int) -> Iterator[I64]:

@@ -1,0 +1,299 @@
+"""Settings and host algorithms: what the catalogue composes its methods from.
+
+Settings named `paper` are those of the papers, learning rates of 13,456 included. `scale-free` is for new work: rates
+that mean the same for any number of clients and items, rows averaged over the clients that trained them, a server
+optimiser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from fedmosaic.algorithm import Algorithm, Wrapper, compose
+from fedmosaic.local import SGD, Adam, Decay, Move, Pass, PerItem, Phase
+from fedmosaic.models.mf import LinearScorer
+from fedmosaic.models.ncf import NCF, NeuMF
+from fedmosaic.models.view import Model
+from fedmosaic.objective import ChunkedBCE
+from fedmosaic.personalise.additive import Norm, Ramp, additive
+from fedmosaic.personalise.mixing import Form, mixing
+from fedmosaic.privacy.noise import clipped, noisy, sparse_values
+from fedmosaic.runtime.federation import Engine, Federation
+from fedmosaic.server import Server
+from fedmosaic.tree import Axis, Init, Role
+from fedmosaic.upload import Upload
+
+S = TypeVar("S", bound=BaseModel)
+FULL_BATCH = 1 << 30
+
+
+class FederatedSettings(BaseModel):
+    """Settings of every federated method."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rounds: int = Field(default=100, ge=1, description="rounds of training")
+    participation: float = Field(default=1.0, gt=0, le=1, description="share of clients drawn in a round")
+    dim: int = Field(default=32, ge=1, description="width of the vectors")
+    negatives: int = Field(default=4, ge=0, description="fresh negatives per positive and round")
+    batch_size: int = Field(default=256, ge=1, description="examples per step")
+    local_epochs: int = Field(default=1, ge=1, description="epochs on the device per round")
+    engine: Engine = Field(default="auto", description="auto, loop, simulate or kernel; changes speed, not numbers")
+
+
+class LinearSettings(FederatedSettings):
+    """Settings of methods on the linear scorer."""
+
+    preset: Literal["paper", "scale-free"] = Field(default="paper", description="whose learning rates")
+    score_rate: float | None = Field(default=None, gt=0, description="rate of the user side; none = the preset's")
+    item_rate: float | None = Field(default=None, gt=0, description="rate of the item side; none = the preset's")
+    noise: float = Field(
+        default=0.0, ge=0, description="Laplace noise on every number sent (PFedRec's privacy; no guarantee follows)"
+    )
+
+
+class LowRankSettings(LinearSettings):
+    """Settings of CoLR."""
+
+    rank: int = Field(default=8, ge=1, description="width of what is sent per item")
+
+
+class NetworkSettings(FederatedSettings):
+    """Settings of methods with a network."""
+
+    rate: float = Field(default=1.0, gt=0, description="rate of the network")
+    user_rate: float = Field(default=30.0, gt=0, description="rate of user vectors")
+    item_factor: float = Field(default=24.0, gt=0, description="item rate = rate · items · factor (PFedRec's rule)")
+
+
+class RowNetworkSettings(FederatedSettings):
+    """Settings of Perifanis' FedNCF."""
+
+    participation: float = Field(default=0.1, gt=0, le=1, description="share of clients drawn in a round")
+    local_epochs: int = Field(default=2, ge=1, description="epochs on the device per round")
+    rate: float = Field(default=1e-3, gt=0, description="rate of the device's Adam")
+
+
+class CentralSettings(FederatedSettings):
+    """Settings of central references: one client that holds everybody."""
+
+    rounds: int = Field(default=30, ge=1, description="epochs")
+    batch_size: int = Field(default=1024, ge=1, description="examples per step")
+    rate: float = Field(default=1e-3, gt=0, description="rate of Adam")
+    decay: float = Field(default=0.0, ge=0, description="weight decay")
+
+
+class AdditiveSettings(FederatedSettings):
+    """Settings of FedRAP and its ablations; the defaults are those of the authors' log on ML-100K."""
+
+    batch_size: int = Field(default=2048, ge=1, description="examples per step")
+    local_epochs: int = Field(default=10, ge=1, description="epochs on the device per round, at most")
+    score_rate: float = Field(default=0.5, gt=0, description="rate of the score function")
+    table_rate: float = Field(default=200.0, gt=0, description="rate of both item tables")
+    own_rate: float | None = Field(default=None, ge=0, description="rate of the own table; none = table_rate")
+    decay: float = Field(default=1e-4, ge=0, description="weight decay of everything, rows without examples included")
+    apart: float = Field(default=0.1, ge=0, description="weight of the distance between own and shared rows")
+    sparse: float = Field(default=0.1, ge=0, description="weight of the norm of the shared table")
+    ramp: Literal["tanh", "fixed", "sin", "square", "frac", "as-released"] = Field(
+        default="tanh", description="how both weights change over rounds; as-released = not at all, as the code did"
+    )
+    norm: Norm = Field(default="l1", description="norm of the shared table")
+    step_decay: float = Field(default=0.95, gt=0, le=1, description="factor on the rates after each batch")
+    round_decay: float = Field(default=0.97, gt=0, le=1, description="factor on the rates after each round")
+    tolerance: float = Field(default=1e-4, ge=0, description="a client stops when its loss changes by less")
+    upload: Literal["weights", "gradient"] = Field(default="weights", description="what is sent of the shared table")
+    threshold: float = Field(default=0.0, ge=0, description="soft threshold that makes the shared table truly sparse")
+    clip: float = Field(default=0.0, ge=0, description="bound of the upload's norm; 0 = none")
+    noise: float = Field(default=0.0, ge=0, description="Gaussian noise on the upload, as a multiple of the bound")
+
+
+class MixSettings(BaseModel):
+    """Settings of PLGC-style mixing; see fedmosaic/personalise/mixing.py for what is the paper's and what is ours."""
+
+    mix: float | None = Field(default=None, ge=0, le=1, description="fixed local share; none = from the NTK traces")
+    local: Literal["restart", "keep"] = Field(default="restart", description="the local table, from round to round")
+    weight: float = Field(default=0.1, ge=0, description="weight of the decorrelation term")
+    gamma: float = Field(default=0.01, ge=0, description="weight of its off-diagonal part")
+    form: Form = Field(default="local-global", description="which two views are decorrelated")
+    trace_rows: Literal["positives", "examples", "all"] = Field(default="positives", description="rows of the traces")
+    centred: bool = Field(default=False, description="centre the rows first")
+    when: Literal["round", "epoch", "batch"] = Field(default="batch", description="how often the share is computed")
+    smooth: bool = Field(default=False, description="mean of the share over rounds (when=round)")
+    clip_low: float = Field(default=0.0, ge=0, le=1, description="smallest share")
+    clip_high: float = Field(default=1.0, ge=0, le=1, description="largest share")
+    exact: bool = Field(default=False, description="traces of the whole head's kernel")
+
+
+class MixedLinearSettings(MixSettings, LinearSettings):
+    """Mixing on the linear scorer."""
+
+
+class MixedNetworkSettings(MixSettings, NetworkSettings):
+    """Mixing on FedNCF."""
+
+
+class SharpnessSettings(FederatedSettings):
+    """Settings of FedRecGEL and its host; the whole of a client's examples in one step."""
+
+    participation: float = Field(default=0.1, gt=0, le=1, description="share of clients drawn in a round")
+    batch_size: int = Field(default=FULL_BATCH, ge=1, description="examples per step; default: all")
+    private_rate: float = Field(default=0.1, gt=0, description="rate of the device's Adam on user vectors")
+    shared_rate: float = Field(default=1e-3, gt=0, description="rate of the server's Adam")
+    chunk: int = Field(default=128, ge=1, description="the loss is a sum of means over this many examples")
+
+
+class GelSettings(SharpnessSettings):
+    """Radii of FedRecGEL; 0 switches a side off."""
+
+    rho_shared: float = Field(default=0.02, ge=0, description="radius of the shared group")
+    rho_private: float = Field(default=0.02, ge=0, description="radius of the private group")
+    joint: bool = Field(default=False, description="both groups moved uphill for both gradients")
+
+
+class ReconSettings(FederatedSettings):
+    """Settings of FedRecon."""
+
+    score_rate: float = Field(default=2.0, gt=0, description="rate of the rebuilt user side")
+    item_factor: float = Field(default=16.0, gt=0, description="item rate = items · factor")
+    rebuild_epochs: int = Field(default=3, ge=1, description="epochs that rebuild the user side")
+
+
+def linear(s: LinearSettings) -> Algorithm:
+    """FedMF: private user vectors, a shared item table, both moved by one gradient."""
+    paper = s.preset == "paper"
+    start = Init("uniform", 1 / sqrt(s.dim), same=True)
+    model = LinearScorer(s.dim, item_init=Init("normal", 1.0 if paper else 0.1), user_init=start)
+    score_rate = s.score_rate or (0.1 if paper else 1.0)
+    # PFedRec's released code: rate · items · 80, which undoes the 1/clients of the mean and the 1/batch of the loss
+    item_rate = s.item_rate or (PerItem(0.1 * 80) if paper else 1.0)
+    step = Phase((Move(("user", "bias"), score_rate), Move(("item",), item_rate)))
+    server = Server() if paper else Server("row-mean", Adam(), 0.03)
+    upload = Upload("value" if paper else "delta")
+    host = Algorithm(model, roles_of(model), (_pass(s, step),), upload=upload, server=server, negatives=s.negatives)
+    return noisy("laplace", s.noise)(host)
+
+
+def fedncf(s: NetworkSettings) -> Algorithm:
+    """FedNCF in PFedRec's form: item table and network averaged with equal weights.
+
+    The paper does not print this baseline's rates; these were chosen on validation (ML-100K, legacy).
+    """
+    model = NCF(s.dim, init=Init("normal", 0.3))
+    items = Move(("item",), PerItem(s.rate * s.item_factor))
+    step = Phase((Move(network_of(model), s.rate), Move(("user",), s.user_rate), items))
+    return Algorithm(model, roles_of(model), (_pass(s, step),), upload=Upload("value"), negatives=s.negatives)
+
+
+def fedncf_rows(s: RowNetworkSettings) -> Algorithm:
+    """FedNCF in Perifanis' form: each item row averaged over the clients that trained it, Adam on the device."""
+    model = NCF(s.dim)
+    step = Phase((Move(tuple(n.name for n in model.specs()), s.rate, Adam()),))
+    return Algorithm(model, roles_of(model), (_pass(s, step),), server=Server("row-mean"), negatives=s.negatives)
+
+
+def fedneumf(s: SharpnessSettings) -> Algorithm:
+    """FedRecGEL's host: NeuMF, one full-batch step, gradients uploaded, an Adam on the server and one per device."""
+    model = NeuMF(s.dim, depth=3, xavier=True)
+    private = tuple(n.name for n in model.specs() if n.axis is Axis.USER)
+    shared = tuple(n.name for n in model.specs() if n.axis is not Axis.USER)
+    step = Phase((Move(private, s.private_rate, Adam(persistent=True)), Move(shared, s.shared_rate)))
+    return Algorithm(
+        model,
+        roles_of(model),
+        (_pass(s, step),),
+        objective=ChunkedBCE(s.chunk),
+        upload=Upload("gradient"),
+        server=Server("mean", Adam(), s.shared_rate),
+        negatives=s.negatives,
+    )
+
+
+def additive_host(s: AdditiveSettings) -> Algorithm:
+    """FedRAP's local work on the plain linear scorer: `fedrap-c` when shared, `fedrap-d` when alone."""
+    start = Init("uniform", 1 / sqrt(s.dim), same=True)
+    model = LinearScorer(s.dim, item_init=Init("normal", 1.0), user_init=start)
+    rule, rate = SGD(s.decay, everywhere=True), Decay(s.table_rate, s.round_decay)
+    step = Phase((Move(("user", "bias"), Decay(s.score_rate, s.round_decay), rule), Move(("item",), rate, rule)))
+    local = Pass((step,), s.local_epochs, s.batch_size, s.step_decay, s.tolerance)
+    gradient = s.upload == "gradient"
+    upload, server = Upload("gradient" if gradient else "value"), Server(rate=rate) if gradient else Server()
+    host = Algorithm(model, roles_of(model), (local,), upload=upload, server=server, negatives=s.negatives)
+    guards: list[Wrapper] = [clipped(s.clip)] if s.clip else []
+    return compose(host, sparse_values(s.threshold), *guards, noisy("gaussian", s.noise * s.clip))
+
+
+def fedrap(s: AdditiveSettings) -> Algorithm:
+    """FedRAP: an own table beside the shared one, pushed apart, the shared one kept small."""
+    shape = "fixed" if s.ramp == "as-released" else s.ramp
+    own_rate = None if s.own_rate is None else Decay(s.own_rate, s.round_decay)
+    return additive(Ramp(s.apart, shape), Ramp(s.sparse, shape), norm=s.norm, own_rate=own_rate)(additive_host(s))
+
+
+def mixed(s: MixSettings) -> Wrapper:
+    """The wrapper that mixing settings describe."""
+    return mixing(
+        s.mix,
+        keep=s.local == "keep",
+        beta=s.weight,
+        gamma=s.gamma,
+        form=s.form,
+        rows=s.trace_rows,
+        centred=s.centred,
+        when=s.when,
+        smooth=s.smooth,
+        clip=(s.clip_low, s.clip_high),
+        exact=s.exact,
+    )
+
+
+def fedrecon(s: ReconSettings) -> Algorithm:
+    """FedRecon: nothing stays on a device; users are rebuilt from half the examples, items learn from the rest."""
+    start = Init("uniform", 1 / sqrt(s.dim), same=True)
+    model = LinearScorer(s.dim, item_init=Init("normal", 1.0), user_init=start)
+    rebuild = Pass((Phase((Move(("user", "bias"), s.score_rate),)),), s.rebuild_epochs, s.batch_size, part="support")
+    learn = Pass((Phase((Move(("item",), PerItem(s.item_factor)),)),), s.local_epochs, s.batch_size, part="query")
+    roles = {"item": Role.SHARED, "user": Role.REBUILT, "bias": Role.REBUILT}
+    serve = (replace(rebuild, part="all"),)
+    return Algorithm(model, roles, (rebuild, learn), upload=Upload("value"), negatives=s.negatives, serve=serve)
+
+
+def alone(host: Algorithm) -> Algorithm:
+    """Nothing leaves the device: every parameter private."""
+    return replace(host, roles=dict.fromkeys(host.specs, Role.PRIVATE))
+
+
+def central(model: Model, s: CentralSettings) -> Federation:
+    """One client that holds everybody, with an optimiser that remembers."""
+    step = Phase((Move(tuple(n.name for n in model.specs()), s.rate, Adam(decay=s.decay, persistent=True)),))
+    roles = dict.fromkeys((n.name for n in model.specs()), Role.PRIVATE)
+    algorithm = Algorithm(model, roles, (_pass(s, step),), negatives=s.negatives)
+    return replace(federation(s, algorithm), pooled=True)
+
+
+def roles_of(model: Model) -> dict[str, Role]:
+    """The common division: user parameters private, everything else shared."""
+    return {n.name: Role.PRIVATE if n.axis is Axis.USER else Role.SHARED for n in model.specs()}
+
+
+def network_of(model: Model) -> tuple[str, ...]:
+    """Layers: parameters that are neither an item's nor a user's."""
+    return tuple(n.name for n in model.specs() if n.axis is Axis.WHOLE)
+
+
+def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -> Federation:
+    """An algorithm, wrapped, with its rounds, participation and engine."""
+    return Federation(compose(algorithm, *wrappers), s.rounds, s.participation, engine=s.engine)
+
+
+def fixing(settings: type[S], **values: Any) -> type[S]:
+    """Settings in which some values stand still: an ablation is its host with one thing decided."""
+    fields: dict[str, Any] = {k: (Literal[v], Field(v, description="fixed")) for k, v in values.items()}
+    return create_model(settings.__name__, __base__=settings, __doc__=settings.__doc__, **fields)
+
+
+def _pass(s: FederatedSettings, *phases: Phase) -> Pass:
+    return Pass(phases, s.local_epochs, s.batch_size)

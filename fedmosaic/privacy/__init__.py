@@ -1,0 +1,1 @@
+"""Privacy: what noise and clipping do to an upload."""

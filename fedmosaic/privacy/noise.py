@@ -1,0 +1,146 @@
+"""Clipping and noise on what a device sends.
+
+    clip       change <- change · min(1, bound / |change|), one joint norm per client
+    laplace    every number sent, touched or not, gains a draw of Laplace(0, scale)
+    gaussian   ... of N(0, scale²)
+
+Noise alone is not a guarantee: without a bound on how far one interaction can move the upload (`clip`), no epsilon
+follows from it. PFedRec's "local differential privacy" is such noise; at its strongest published scale the training
+history can still be read from an upload almost perfectly (docs/privacy.md). Each draw is a function of (seed, round,
+client, place), so every engine adds the same noise.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedmosaic import keys
+from fedmosaic.algorithm import Algorithm, Wrapper
+from fedmosaic.errors import SettingsError
+from fedmosaic.local import Context
+from fedmosaic.ragged import I64
+from fedmosaic.tree import Spec
+from fedmosaic.upload import SCALE, Parcel
+
+_mix = numba.njit(inline="always")(keys.mix)
+_GOLDEN = keys.GOLDEN
+_S11 = np.uint64(11)
+
+
+@dataclass(frozen=True)
+class Additive:
+    """Noise on every number of every client's upload."""
+
+    kind: Literal["laplace", "gaussian"]
+    scale: float
+
+    def add(self, total: I64, name: str, clients: Any, ctx: Context) -> None:
+        """Sum of the clients' noise, in place and in fixed point."""
+        label = zlib.crc32(name.encode())
+        key = keys.derive(seed=ctx.seed, purpose=keys.Purpose.NOISE, round=ctx.round, client=clients)
+        _add(total.reshape(-1), keys.fold(key, keys.words(label)), self.scale, self.kind == "laplace")
+
+
+@numba.njit(parallel=True, cache=True)
+def _add(total: Any, client_keys: Any, scale: float, laplace: bool) -> None:
+    for i in numba.prange(total.size):
+        place = np.uint64(2 * i + 1)
+        value = np.int64(0)
+        for c in range(client_keys.size):
+            u = np.float64(_mix(client_keys[c] + place * _GOLDEN) >> _S11) * (1.0 / (1 << 53))
+            if laplace:
+                v = u - 0.5
+                draw = -np.sign(v) * np.log(1 - 2 * abs(v))
+            else:
+                other = np.float64(_mix(client_keys[c] + (place + np.uint64(1)) * _GOLDEN) >> _S11) * (1.0 / (1 << 53))
+                draw = np.sqrt(-2 * np.log(1 - u)) * np.cos(2 * np.pi * other)
+            value += np.int64(np.floor(scale * draw * SCALE + 0.5))
+        total[i] += value
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Bound the joint norm of everything a client sends."""
+
+    bound: float
+
+    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
+        """Scale a client's changes down to the bound."""
+        squares = torch.zeros(parcel.clients)
+        for name, change in parcel.changes.items():
+            squares.index_add_(0, parcel.owners[name], change.square().flatten(1).sum(1))
+        factor = (self.bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
+        return {n: v * factor[parcel.owners[n]].reshape(-1, *[1] * (v.ndim - 1)) for n, v in parcel.changes.items()}
+
+    def shape(self, spec: Spec) -> tuple[int, ...]:
+        """As it was."""
+        return spec.shape
+
+    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
+        """Nothing to undo."""
+        return total
+
+
+@dataclass(frozen=True)
+class SoftThreshold:
+    """Pull every number of the item rows a client sends towards zero by `size`; small ones become exactly zero."""
+
+    size: float
+
+    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
+        """value <- sign(value) · max(|value| - size, 0), on rows that changed."""
+        changes = dict(parcel.changes)
+        for name in (n for n, v in changes.items() if v.ndim == 2 and n in parcel.before):
+            before, change = parcel.before[name], changes[name]
+            moved = (change != 0).any(1, keepdim=True)
+            shrunk = torch.nn.functional.softshrink(before + change, self.size) - before
+            changes[name] = torch.where(moved, shrunk, change)
+        return changes
+
+    def shape(self, spec: Spec) -> tuple[int, ...]:
+        """As it was."""
+        return spec.shape
+
+    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
+        """Nothing to undo."""
+        return total
+
+
+def noisy(kind: Literal["laplace", "gaussian"], scale: float) -> Wrapper:
+    """Add noise to everything a host sends; a scale of 0 is the host itself."""
+
+    def wrap(host: Algorithm) -> Algorithm:
+        if not scale:
+            return host
+        if host.upload.noise is not None:
+            raise SettingsError("the uploads carry noise already")
+        return replace(host, upload=replace(host.upload, noise=Additive(kind, scale)))
+
+    return wrap
+
+
+def clipped(bound: float) -> Wrapper:
+    """Bound what a host sends."""
+    return lambda host: replace(host, upload=replace(host.upload, stack=(*host.upload.stack, Clip(bound))))
+
+
+def sparse_values(size: float) -> Wrapper:
+    """Send item tables as values with small numbers made zero; the server does the same after its mean."""
+
+    def wrap(host: Algorithm) -> Algorithm:
+        if not size:
+            return host
+        if host.upload.kind != "value":
+            raise SettingsError(f"a soft threshold acts on values; this host uploads {host.upload.kind}")
+        upload = replace(host.upload, support="nonzero", stack=(*host.upload.stack, SoftThreshold(size)))
+        return replace(host, upload=upload, server=replace(host.server, threshold=size))
+
+    return wrap

@@ -1,0 +1,239 @@
+"""Answers: scores of items for users, as their devices would give them.
+
+newest     with the server's newest parameters and the device's own
+tuned      with the copy a device tuned in its last round; that round is run again from what it held and received
+served     with what the device rebuilds from its history when it is asked (`Algorithm.serve`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedmosaic.algorithm import Algorithm
+from fedmosaic.data.batches import Examples
+from fedmosaic.local import Context
+from fedmosaic.models.mf import LinearScorer
+from fedmosaic.models.view import Batch, View
+from fedmosaic.ragged import I64, Ragged, offsets_of
+from fedmosaic.runtime import fused
+from fedmosaic.runtime.block import Block, Outcome, Task
+from fedmosaic.runtime.devices import Array, Place
+from fedmosaic.runtime.round import load
+from fedmosaic.training import State, TrainingSet
+from fedmosaic.tree import STORED, Axis, Role, first_table
+
+SCORES_PER_BLOCK = 500_000
+Engine = Callable[[Algorithm, Task], Outcome]
+
+
+def probe_scores(algorithm: Algorithm, task: Task, block: Block, asked: Ragged) -> Array:
+    """Scores of the items asked of each of the block's users, with the block's parameters as they are now."""
+    width = int(asked.lengths.max(initial=0))
+    if width == 0:
+        return np.empty(0, dtype=np.float32)
+    items, mask = _padded(asked, width)
+    result: Array = score_users(algorithm, task, block, items)[mask]
+    return result
+
+
+def _padded(rows: Ragged, width: int) -> tuple[Array, Array]:
+    """Ragged rows as a rectangle, padded with item 0, and where it is real."""
+    mask = np.arange(width) < rows.lengths[:, None]
+    items = np.zeros(mask.shape, dtype=np.int32)
+    items[mask] = rows.values
+    return items, mask
+
+
+def score_users(algorithm: Algorithm, task: Task, block: Block, items: Array) -> Array:
+    """Scores [users, width] of given items, one row per user of the block.
+
+    A row the block holds is read from it; any other item reads as the server sent it (or as it began).
+    """
+    n_users, width = items.shape
+    history = None
+    if algorithm.history:  # the user's positives are read too: they stand behind the items that are asked
+        own = task.data.histories.take(block.place.users)
+        extra, mask = _padded(own, max(int(own.lengths.max(initial=0)), 1))
+        at = torch.arange(items.size + extra.size).reshape(n_users, -1)[:, width:]
+        items = np.concatenate([items, extra], axis=1)
+        weight = torch.from_numpy(mask.astype(np.float32))
+        history = Batch(at, torch.arange(n_users)[:, None], weight, weight)
+    params, given = _gathered(algorithm, task, block, items)
+    asked = torch.arange(items.size).reshape(n_users, -1)[:, :width]
+    batch = Batch(asked, torch.arange(n_users)[:, None], torch.zeros(0), torch.zeros(0))
+    with torch.no_grad():
+        return np.asarray(algorithm.model.score(View(params, batch, given, history), batch.items).numpy())
+
+
+def _gathered(
+    algorithm: Algorithm, task: Task, block: Block, items: Array
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Every parameter as each user of a block reads it for its own items, and item tables as the server sent them."""
+    owner = block.place.members.rows
+    keys = block.place.row_keys
+    order = np.argsort(keys)
+    wanted = block.place.clients[owner][:, None] * block.place.n_items + items
+    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), max(keys.size - 1, 0))
+    held = keys[order[at]] == wanted if keys.size else np.zeros(wanted.shape, dtype=bool)
+    params: dict[str, Tensor] = {}
+    given: dict[str, Tensor] = {}
+    for name, value in block.params.items():
+        spec, shared = algorithm.specs[name], algorithm.roles[name] in (Role.SHARED, Role.FROZEN)
+        if spec.axis is not Axis.ITEM:
+            if shared:  # answers as the server sent it, whatever local work has made of it
+                value = torch.from_numpy(task.server[name]).expand(block.place.clients.size, *spec.shape)
+            params[name] = value if spec.axis is Axis.USER else value[torch.from_numpy(owner)]
+            continue
+        own = algorithm.roles[name] in (*STORED, Role.REBUILT)
+        base = first_table(spec, task.ctx.seed, block.place.n_items) if own else task.server[name]
+        rows = base[items]
+        if name in task.server:
+            received = task.server[name][items] if own else rows.copy()
+            given[name] = torch.from_numpy(received.reshape(-1, *spec.shape))
+        if name in block.shrunk and not shared:
+            rows *= block.shrunk[name].numpy()[owner].reshape(-1, *[1] * (rows.ndim - 1))
+        if not shared:
+            rows[held] = value.numpy()[order[at[held]]]
+        params[name] = torch.from_numpy(rows.reshape(-1, *spec.shape))
+    return params, given
+
+
+def holding(algorithm: Algorithm, task: Task, place: Place) -> Block:
+    """A block that only holds: no examples, no steps to come."""
+    nothing = np.zeros(0, dtype=np.int32)
+    examples = Examples(
+        nothing, nothing.astype(np.float32), nothing, nothing, np.zeros(place.clients.size + 1, np.int64), place.members
+    )
+    params = {name: load(algorithm, task, place, name) for name in algorithm.specs}
+    return Block(place, examples, nothing.astype(np.int64), params, {}, {}, {}, {}, {})
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceScorer:
+    """Scores for users, from what their devices hold."""
+
+    algorithm: Algorithm
+    run: Engine
+    data: TrainingSet
+    state: State
+
+    def scores(self, users: I64) -> npt.NDArray[np.floating]:
+        """Scores of the whole catalogue, [users, items]."""
+        result = np.empty((users.size, self.data.n_items), dtype=np.float32)
+        step = max(1, SCORES_PER_BLOCK // self.data.n_items)
+        everything = np.arange(self.data.n_items, dtype=np.int32)
+        for at in range(0, users.size, step):
+            part = users[at : at + step]
+            items = np.broadcast_to(everything, (part.size, everything.size))
+            result[at : at + step] = self._answer(part, items)
+        return result
+
+    def pairs(self, probe: Ragged, who: I64 | None = None) -> Array:
+        """Scores of a few items per user (all, or `who`) with the newest state, flat like the probe."""
+        shared = self._linear()
+        if shared is not None:
+            item, user, bias = shared
+            chosen = slice(None) if who is None else who
+            flat: Array = fused.linear_pairs(item, user[chosen], bias[chosen], probe)
+            return flat
+        width = max(int(probe.lengths.max(initial=0)), 1)
+        result = np.empty(probe.values.size, dtype=np.float32)
+        step = max(1, SCORES_PER_BLOCK // width)
+        answer = self._served if self.algorithm.serve else self._newest
+        for at in range(0, len(probe), step):
+            places = np.arange(at, min(at + step, len(probe)))
+            users, asked = places if who is None else who[places], probe.take(places)
+            items, mask = _padded(asked, width)
+            result[probe.offsets[at] : probe.offsets[places[-1] + 1]] = answer(users, items)[mask]
+        return result
+
+    def _answer(self, users: I64, items: Array) -> Array:
+        if self.algorithm.serve:
+            return self._served(users, items)
+        result = np.empty(items.shape, dtype=np.float32)
+        last = self.state["last"][self.data.owners()[users]] * int(self.algorithm.keeps)
+        for round in np.unique(last):
+            who = np.flatnonzero(last == round)
+            one = self._newest if round == 0 else partial(self._tuned, round=int(round))
+            result[who] = one(users[who], items[who])
+        return result
+
+    def _context(self, round: int) -> Context:
+        return Context(round, int(self.state["seed"][0]), self.data.n_items, self.data.n_clients)
+
+    def _linear(self) -> tuple[Array, Array, Array] | None:
+        """Table, vectors and biases, where scores are plain products with the server's table."""
+        algorithm, state = self.algorithm, self.state
+        shared = algorithm.roles.get("item") in (Role.SHARED, Role.PERSONALISED)
+        if not isinstance(algorithm.model, LinearScorer) or not shared or algorithm.serve:
+            return None
+        user = state["private/user"]
+        bias = state["private/bias"][:, 0] if "private/bias" in state else np.zeros(user.shape[0], dtype=np.float32)
+        return state["server/item"], user, np.ascontiguousarray(bias)
+
+    def _newest(self, users: I64, items: Array) -> Array:
+        """With the server's newest parameters and the device's own."""
+        shared = self._linear()
+        if shared is not None:
+            item, user, bias = shared
+            asked = Ragged(items.ravel(), np.arange(users.size + 1) * items.shape[1])
+            scores: Array = fused.linear_pairs(item, user[users], bias[users], asked).reshape(items.shape)
+            return scores
+        algorithm, data = self.algorithm, self.data
+        owners = data.owners()[users]
+        clients, of_client = np.unique(owners, return_inverse=True)
+        order = np.argsort(of_client, kind="stable")
+        members = Ragged.group(of_client[order], users[order], clients.size)
+        own_rows = any(algorithm.specs[n].axis is Axis.ITEM for n in algorithm.stored)
+        asked = Ragged.from_rows([[]] * clients.size)
+        if own_rows:
+            asked = Ragged.group(np.repeat(of_client, items.shape[1]), items.ravel(), clients.size).unique()
+        task = task_of(algorithm, data, self.state, self._context(0), clients)
+        block = holding(algorithm, task, Place(clients, members, asked, data.n_items))
+        result = np.empty(items.shape, dtype=np.float32)
+        result[order] = score_users(algorithm, task, block, items[order])
+        return result
+
+    def _tuned(self, users: I64, items: Array, round: int) -> Array:
+        """Run the owners' last round again, from what they held and received then, and answer with the outcome."""
+        state, algorithm = self.state, self.algorithm
+        version = int(np.flatnonzero(state["given.round"] == round)[0])
+        past = {f"server/{n}": state[f"given/{n}"][version] for n in algorithm.received}
+        past |= {algorithm.shelf(n): state[f"before/{n}"] for n in algorithm.stored}
+        return self._worked(algorithm, past, users, items, round)
+
+    def _served(self, users: I64, items: Array) -> Array:
+        """Do the work a device does when it is asked, and answer with the outcome."""
+        algorithm = replace(self.algorithm, local=self.algorithm.serve)
+        return self._worked(algorithm, self.state, users, items, int(self.state["last"].max(initial=0)))
+
+    def _worked(self, algorithm: Algorithm, state: State, users: I64, items: Array, round: int) -> Array:
+        """Scores after local work of the users' clients."""
+        owners = np.unique(self.data.owners()[users])
+        members = self.data.members(owners).values.astype(np.int64)
+        row = np.full(self.data.n_users, -1)
+        row[users] = np.arange(users.size)
+        wanted = row[members] >= 0  # the other users of a silo are not asked
+        lengths = np.where(wanted, items.shape[1], 0)
+        asked = Ragged(items[row[members[wanted]]].ravel(), offsets_of(lengths))
+        done = self.run(algorithm, task_of(algorithm, self.data, state, self._context(round), owners, asked))
+        assert done.probed is not None
+        result = np.empty(items.shape, dtype=np.float32)
+        result[row[members[wanted]]] = done.probed.reshape(-1, items.shape[1])
+        return result
+
+
+def task_of(
+    algorithm: Algorithm, data: TrainingSet, state: State, ctx: Context, cohort: I64, probe: Ragged | None = None
+) -> Task:
+    """What an engine needs for a round."""
+    server = {n: state[f"server/{n}"] for n in algorithm.received}
+    held = {k: v for k, v in state.items() if k.startswith(("private/", "kept/", "memory/"))}
+    return Task(data, server, held, ctx, cohort, probe)
