@@ -23,9 +23,13 @@ from fedmosaic.errors import ScoreError
 from fedmosaic.local import SGD, Context, plain_slope, value_of
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.objective import bce
+from fedmosaic.personalise.additive import AdditiveModel
+from fedmosaic.personalise.mixing import MixedModel
 from fedmosaic.ragged import Ragged
-from fedmosaic.runtime.block import PASSES, Outcome, Task
+from fedmosaic.runtime import kernel_pair
+from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.fused import EMPTY, FAST, GROUP, add, choose, dots, draw_examples, flush, load, step
+from fedmosaic.runtime.users import put_back, shuffle_keys, user_side
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Role
 from fedmosaic.upload import Sum
@@ -34,7 +38,9 @@ PARTS = ("all", "support", "query")
 
 
 def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
-    """Why this engine cannot run an algorithm; empty if it can."""
+    """Why no fused engine can run an algorithm; empty if one can."""
+    if isinstance(algorithm.model, AdditiveModel | MixedModel):
+        return kernel_pair.unfit(algorithm, data)
     moves, user_side = algorithm.moves, ("user", "bias")
     checks = {
         "its model is not the linear scorer": not isinstance(algorithm.model, LinearScorer),
@@ -62,6 +68,8 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
 
 def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> Outcome:
     """The cohort in one compiled call."""
+    if isinstance(algorithm.model, AdditiveModel | MixedModel):
+        return kernel_pair.run_round(algorithm, task, workers)
     data, ctx, cohort = task.data, task.ctx, task.cohort
     item = np.ascontiguousarray(task.server["item"], dtype=np.float32)
     user, bias = user_side(algorithm, task)
@@ -91,49 +99,12 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     return Outcome(upload, put_back(algorithm, task, user, bias), probed if task.probe is not None else None)
 
 
-def user_side(algorithm: Algorithm, task: Task) -> tuple[Any, Any]:
-    """Vectors and biases of the cohort: what devices hold, or (rebuilt) what they begin with."""
-    found = []
-    for name in ("user", "bias"):
-        if name not in algorithm.specs:
-            found.append(np.zeros((task.cohort.size, 1), dtype=np.float32))
-        elif algorithm.roles[name] is Role.REBUILT:
-            found.append(algorithm.specs[name].rows(task.ctx.seed, task.cohort))
-        else:
-            found.append(task.held[f"private/{name}"][task.cohort])
-    return found[0], found[1][:, 0].copy()
-
-
-def put_back(algorithm: Algorithm, task: Task, user: Any, bias: Any) -> dict[str, Any]:
-    """The device store with the cohort's new vectors and biases."""
-    held = dict(task.held)
-    for name, values in (("user", user), ("bias", bias[:, None])):
-        if algorithm.roles.get(name) is Role.PRIVATE:
-            new = task.held[f"private/{name}"].copy()
-            new[task.cohort] = values
-            held[f"private/{name}"] = new
-    return held
-
-
 def pass_tables(algorithm: Algorithm) -> tuple[Any, Any, Any, Any]:
     """Of each pass: epochs, batch size, part of the examples, and where its phases begin."""
     local = algorithm.local
     counts = np.array([(one.epochs, one.batch_size, PARTS.index(one.part)) for one in local], dtype=np.int64)
     phases = np.concatenate([[0], np.cumsum([len(one.phases) for one in local])])
     return counts[:, 0].copy(), counts[:, 1].copy(), counts[:, 2].copy(), phases
-
-
-def shuffle_keys(algorithm: Algorithm, task: Task) -> Any:
-    """Keys of every epoch of every pass, [epochs, cohort]."""
-    ctx = task.ctx
-    key = keys.derive(seed=ctx.seed, purpose=keys.Purpose.SHUFFLE, round=ctx.round, client=task.cohort)
-    return np.stack(
-        [
-            keys.fold(key, keys.words(epoch + PASSES * number))
-            for number, one in enumerate(algorithm.local)
-            for epoch in range(one.epochs)
-        ]
-    )
 
 
 def _rates(algorithm: Algorithm, ctx: Context) -> Any:

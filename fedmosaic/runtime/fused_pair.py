@@ -1,0 +1,188 @@
+"""Compiled pieces for two item tables: rows read as a · own + b · common, with the terms of FedRAP and of mixing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from fedmosaic.runtime.fused import FAST
+
+SPREAD = np.float32(1e-5)
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def trace_weight(codes: Any, count: Any, own: Any, common: Any, centred: Any, low: Any, high: Any) -> Any:
+    """T_own / (T_own + T_common), T the sum of squares of the rows of some examples (repeats count)."""
+    dim = own.shape[1]
+    traces = np.zeros(2)
+    for side in range(2):
+        table = own if side == 0 else common
+        for d in range(dim):
+            total, middle = 0.0, 0.0
+            if centred:
+                for k in range(count):
+                    middle += np.float64(table[codes[k] >> 1, d])
+                middle /= max(count, 1)
+            for k in range(count):
+                x = np.float64(table[codes[k] >> 1, d]) - middle
+                total += x * x
+            traces[side] += total
+    share = traces[0] / (traces[0] + traces[1] + 1e-12)
+    return np.float32(min(max(share, low), high))
+
+
+@numba.njit(cache=True)
+def list_rows(at: Any, n: Any, tick: Any, stamp: Any, places: Any, listed: Any, times: Any) -> Any:
+    """Distinct rows of a batch and how often each occurs; returns their number."""
+    m = 0
+    for e in range(n):
+        k = at[e]
+        if stamp[k] != tick:
+            stamp[k], places[k], listed[m], times[m] = tick, m, k, 0
+            m += 1
+        times[places[k]] += 1
+    return m
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def read_rows(listed: Any, m: Any, own: Any, common: Any, a: Any, b: Any, seen: Any) -> None:
+    """seen[k] = a · own[k] + b · common[k] for the listed rows."""
+    for i in range(m):
+        k = np.uint32(listed[i])
+        o, c, s = own[k], common[k], seen[k]
+        for d in range(o.size):
+            s[d] = a * o[d] + b * c[d]
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def terms(listed: Any, times: Any, m: Any, own: Any, common: Any, apart: Any, sparse: Any, norm: Any) -> Any:
+    """Summed over the examples of a batch: -apart · mean (own - common)² + sparse · mean norm(common)."""
+    total = 0.0
+    for i in range(m):
+        k = np.uint32(listed[i])
+        o, c = own[k], common[k]
+        distance, size = np.float32(0), np.float32(0)
+        for d in range(o.size):
+            gap = o[d] - c[d]
+            distance += gap * gap
+            size += abs(c[d]) if norm == 1 else c[d] * c[d]
+        total += times[i] * (sparse * size * (norm > 0) - apart * distance) / o.size
+    return total
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def move_rows(
+    listed: Any, times: Any, coef: Any, m: Any, n: Any, n_rows: Any, tick: Any, stamp: Any, w: Any, own: Any,
+    common: Any, a: Any, b: Any, rates: Any, decays: Any, apart: Any, sparse: Any, norm: Any, push: Any, beta: Any,
+) -> None:  # fmt: skip
+    """One step of both tables: the listed rows by their gradients, all of the client's rows by decay.
+
+    Gradients are taken before anything moves. `rates` and `decays` are those of own and common.
+    """
+    dim = w.size
+    share = np.float32(2.0) * apart / np.float32(n * dim)
+    small = sparse / np.float32(n * dim)
+    keep_own, keep_common = np.float32(1) - rates[0] * decays[0], np.float32(1) - rates[1] * decays[1]
+    for i in range(m):
+        k = np.uint32(listed[i])
+        o, c = own[k], common[k]
+        r, t = coef[i], np.float32(times[i])
+        for d in range(dim):
+            gap = share * t * (o[d] - c[d])
+            pull = np.float32(0)
+            if norm == 1:
+                pull = small * t * np.float32(np.sign(c[d]))
+            elif norm == 2:
+                pull = np.float32(2) * small * t * c[d]
+            up = a * r * w[d] - gap
+            down = b * r * w[d] + gap + pull
+            o[d] = keep_own * o[d] - rates[0] * up
+            c[d] = keep_common * c[d] - rates[1] * down
+        if beta > 0:
+            for d in range(dim):
+                o[d] -= rates[0] * beta * push[i, d]
+    if decays[0] > 0 or decays[1] > 0:
+        for row in range(n_rows):
+            if stamp[row] != tick:
+                for d in range(dim):
+                    own[row, d] *= keep_own
+                    common[row, d] *= keep_common
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def standardise(listed: Any, m: Any, table: Any, out: Any, spread: Any) -> None:
+    """Columns of the listed rows: mean 0, variance 1 (plus 1e-5); `spread` keeps the divisors."""
+    dim = table.shape[1]
+    middle = np.zeros(dim, np.float32)
+    for i in range(m):
+        row = table[np.uint32(listed[i])]
+        for d in range(dim):
+            middle[d] += row[d]
+    for d in range(dim):
+        middle[d] /= np.float32(m)
+        spread[d] = 0
+    for i in range(m):
+        row = table[np.uint32(listed[i])]
+        for d in range(dim):
+            x = row[d] - middle[d]
+            out[i, d] = x
+            spread[d] += x * x
+    for d in range(dim):
+        spread[d] = np.sqrt(spread[d] / np.float32(m) + SPREAD)
+    for i in range(m):
+        for d in range(dim):
+            out[i, d] /= spread[d]
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def decorrelate(
+    listed: Any, m: Any, left: Any, right: Any, same: Any, gamma: Any, z: Any, y: Any, spread: Any, other: Any,
+    push: Any,
+) -> Any:  # fmt: skip
+    """The decorrelation term of the listed rows and its gradient by the left table's rows (`push`).
+
+    `same`: both views are the left table, and both depend on it. Fewer than three rows: nothing.
+    """
+    dim = left.shape[1]
+    if m < 3:
+        push[:m] = 0
+        return 0.0
+    standardise(listed, m, left, z, spread)
+    if not same:
+        standardise(listed, m, right, y, other)
+    view = z if same else y
+    corr = np.zeros((dim, dim), np.float32)
+    for i in range(m):
+        for k in range(dim):
+            x, line = z[i, k], corr[k]
+            for d in range(dim):
+                line[d] += x * view[i, d]
+    loss = 0.0
+    for k in range(dim):
+        for d in range(dim):
+            value = corr[k, d] / np.float32(m)
+            if k == d:
+                loss += (1 - value) ** 2
+                corr[k, d] = -2 * (1 - value) / (dim * m)
+            else:
+                loss += gamma * value * value
+                corr[k, d] = 2 * gamma * value / (dim * m)
+    factor = np.float32(2 if same else 1)  # a symmetric matrix: both sides of the product give the same
+    first, second = np.zeros(dim, np.float32), np.zeros(dim, np.float32)
+    for i in range(m):
+        for k in range(dim):
+            total, line = np.float32(0), corr[k]
+            for d in range(dim):
+                total += line[d] * view[i, d]
+            push[i, k] = factor * total
+            first[k] += push[i, k]
+            second[k] += push[i, k] * z[i, k]
+    for k in range(dim):
+        first[k] /= np.float32(m)
+        second[k] /= np.float32(m)
+    for i in range(m):
+        for k in range(dim):
+            push[i, k] = (push[i, k] - first[k] - z[i, k] * second[k]) / spread[k]
+    return loss / dim

@@ -1,0 +1,184 @@
+"""The fused engine for two item tables on the linear scorer: FedRAP's sum of tables and mixing's weighted one.
+
+    score = w · (a · own + b · common) + b_u        FedRAP: a = b = 1, both tables move
+                                                    mixing: a = weight, b = 1 - weight, only the local one moves
+
+Rates that fall from batch to batch, early stopping, weight decay of all rows, the terms of both objectives and the
+weight from the kernels' traces happen inside the compiled loop. See kernel.py for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from fedmosaic import keys
+from fedmosaic.algorithm import Algorithm
+from fedmosaic.errors import ScoreError
+from fedmosaic.local import SGD, Context, plain_slope, value_of
+from fedmosaic.models.mf import LinearScorer
+from fedmosaic.objective import bce
+from fedmosaic.personalise.additive import AdditiveModel, AdditiveObjective
+from fedmosaic.personalise.mixing import Decorrelated, MixedModel, NTKWeight
+from fedmosaic.ragged import Ragged, offsets_of
+from fedmosaic.runtime import devices
+from fedmosaic.runtime.block import Outcome, Task
+from fedmosaic.runtime.devices import Place
+from fedmosaic.runtime.fused_clients import Plan, Store, train_pairs
+from fedmosaic.runtime.users import put_back, shuffle_keys, user_side
+from fedmosaic.training import TrainingSet
+from fedmosaic.tree import Axis, Role, first_table
+from fedmosaic.upload import Sum, fixed
+
+NORMS = {"none": 0, "l1": 1, "l2": 2}
+MOMENTS = {"batch": 0, "epoch": 1, "round": 2}
+
+
+def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
+    """Why this engine cannot run an algorithm; empty if it can."""
+    model, objective, prepare, moves = algorithm.model, algorithm.objective, algorithm.prepare, algorithm.moves
+    paired = isinstance(model, AdditiveModel | MixedModel) and isinstance(model.host, LinearScorer)
+    inner = objective.host if isinstance(objective, AdditiveObjective | Decorrelated) else objective
+    norm = objective.norm if isinstance(objective, AdditiveObjective) else "none"
+    checks = {
+        "its model is not one or two tables on the linear scorer": not paired,
+        "its objective has other terms": inner is not bce or norm not in NORMS,
+        "its gradients are not plain": algorithm.slope is not plain_slope,
+        "its mixing weight needs more than a client's rows": prepare is not None
+        and (not isinstance(prepare, NTKWeight) or prepare.exact or prepare.rows == "all"),
+        "clients hold several users": data.silos is not None,
+        "it has several passes": len(algorithm.local) != 1 or algorithm.local[0].part != "all",
+        "its item table is not sent": algorithm.roles.get("item") not in (Role.SHARED, Role.PERSONALISED, Role.KEPT),
+        "an optimiser is not SGD": any(not isinstance(m.rule, SGD) for m in moves),
+        "it uploads gradients": algorithm.upload.kind == "gradient",
+        "its uploads are encoded": bool(algorithm.upload.stack) or algorithm.upload.support == "nonzero",
+        "user and bias move differently": any(("user" in m.names) != ("bias" in m.names) for m in moves),
+    }
+    return "; ".join(reason for reason, wrong in checks.items() if wrong)
+
+
+def _plan(algorithm: Algorithm, ctx: Context) -> Plan:
+    """The algorithm as numbers."""
+    model, objective, prepare, one = algorithm.model, algorithm.objective, algorithm.prepare, algorithm.local[0]
+    own, common = ("item.own", "item") if isinstance(model, AdditiveModel) else ("item", "")
+    rates: list[list[float]] = []
+    decays: dict[str, float] = {}
+    for phase in one.phases:
+        found = {n: value_of(m.rate, ctx) for m in phase.moves for n in m.names}
+        rates.append([found.get(n, 0.0) for n in ("user", own, common)])
+        decays |= {n: m.rule.decay for m in phase.moves for n in m.names if isinstance(m.rule, SGD)}
+    apart = sparse = beta = gamma = 0.0
+    norm = form = 0
+    if isinstance(objective, AdditiveObjective):
+        apart, sparse, norm = value_of(objective.apart, ctx), value_of(objective.sparse, ctx), NORMS[objective.norm]
+    if isinstance(objective, Decorrelated):
+        beta, gamma, form = objective.beta, objective.gamma, 1 + (objective.form == "self")
+    fixed_weight = model.weight if isinstance(model, MixedModel) else None
+    ntk = prepare if isinstance(prepare, NTKWeight) else NTKWeight("item", "item.mix")
+    return Plan(
+        rates=np.array(rates, np.float32),
+        decays=np.array([decays.get(n, 0.0) for n in ("user", own, common)], np.float32),
+        apart=np.float32(apart),
+        sparse=np.float32(sparse if norm else 0.0),
+        norm=norm,
+        beta=np.float32(beta),
+        gamma=np.float32(gamma),
+        form=form,
+        mixed=isinstance(model, MixedModel),
+        weight=-1.0 if fixed_weight is None else float(fixed_weight),
+        low=float(ntk.clip[0]),
+        high=float(ntk.clip[1]),
+        moment=MOMENTS[ntk.when],
+        centred=ntk.centred,
+        smooth=ntk.smooth,
+        positives=ntk.rows == "positives",
+        size=one.batch_size,
+        step_decay=np.float32(one.step_decay),
+        tolerance=float(one.tolerance),
+    )
+
+
+def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> Outcome:
+    """The cohort in one compiled call."""
+    data, ctx, cohort = task.data, task.ctx, task.cohort
+    item = np.ascontiguousarray(task.server["item"], dtype=np.float32)
+    user, bias = user_side(algorithm, task)
+    plan = _plan(algorithm, ctx)
+    mix = np.zeros((cohort.size, 2), np.float32)
+    if "item.mix" in algorithm.specs:
+        mix = task.held["private/item.mix"][cohort]
+    store = _store(algorithm, task, "item" if plan.mixed else "item.own")
+    count = workers or numba.get_num_threads()
+    totals, touched = np.zeros((count, *item.shape), np.int64), np.zeros((count, data.n_items), np.int64)
+    healthy = np.ones(count, dtype=np.bool_)
+    losses, seen = np.zeros(cohort.size), np.zeros(cohort.size, np.int64)
+    shrunk = np.ones((cohort.size, 2), np.float32)
+    probe = task.probe if task.probe is not None else Ragged.from_rows([[]] * cohort.size)
+    probed = np.empty(probe.values.size, np.float32)
+    train_pairs(
+        data.histories.values, data.histories.offsets, data.excluded.values, data.excluded.offsets, cohort,
+        keys.derive(seed=ctx.seed, purpose=keys.Purpose.NEGATIVES, round=ctx.round, client=cohort),
+        shuffle_keys(algorithm, task), item, user, bias, "bias" in algorithm.specs, mix, algorithm.negatives, plan,
+        store, shrunk, probe.values, probe.offsets, probed, totals, touched, losses, seen, healthy,
+    )  # fmt: skip
+    if not healthy.all():
+        raise ScoreError("an upload holds NaN or huge values: training diverged; lower the learning rate")
+    upload = Sum(
+        totals={"item": totals.sum(axis=0)},
+        touched=touched.sum(axis=0),
+        clients=cohort.size,
+        examples=int(seen.sum()),
+        loss=float((losses / np.maximum(seen, 1)).sum()),
+        shrink={"item": sum(fixed(float(s) - 1) for s in shrunk[:, 1])} if _spreads(algorithm, "item") else {},
+    )
+    held = put_back(algorithm, task, user, bias)
+    devices.write(held, _kept(algorithm, task, store, mix, shrunk), data.n_users, data.n_clients)
+    return Outcome(upload, held, probed if task.probe is not None else None)
+
+
+def _spreads(algorithm: Algorithm, name: str) -> bool:
+    """Whether decay reaches a table's rows without examples."""
+    rules = [m.rule for m in algorithm.moves if name in m.names]
+    return any(isinstance(rule, SGD) and rule.everywhere for rule in rules)
+
+
+def _kept(algorithm: Algorithm, task: Task, store: Store, mix: Any, shrunk: Any) -> dict[str, list[devices.Stored]]:
+    """What the devices keep beside their user side: own rows, what decay left of the others, mixing weights."""
+    starts = np.repeat(store.out_at[:-1] - offsets_of(store.out_count)[:-1], store.out_count)
+    at = starts + np.arange(starts.size)
+    touched = Ragged(store.out_items[at], offsets_of(store.out_count))
+    place = Place(task.cohort, task.data.members(task.cohort), touched, task.data.n_items)
+    parts: dict[str, list[devices.Stored]] = {}
+    if not store.restart:
+        name = "item" if isinstance(algorithm.model, MixedModel) else "item.own"
+        parts[algorithm.shelf(name)] = [(Axis.ITEM, place, store.out_rows[at])]
+        if _spreads(algorithm, name):
+            parts[f"{algorithm.shelf(name)}.scale"] = [(Axis.WHOLE, place, shrunk[:, 0])]
+    if "item.mix" in algorithm.specs:
+        parts["private/item.mix"] = [(Axis.WHOLE, place, mix)]
+    return parts
+
+
+def _store(algorithm: Algorithm, task: Task, name: str) -> Store:
+    """Where the cohort's own rows lie, and room for the new ones."""
+    data, cohort, spec = task.data, task.cohort, algorithm.specs[name]
+    dim, shelf, restart = spec.shape[0], algorithm.shelf(name), algorithm.roles[name] is Role.PERSONALISED
+    stored = task.held.get(f"{shelf}.keys", np.zeros(0, np.int64))
+    drawn = np.where(data.excluded.lengths[cohort] < data.n_items, algorithm.negatives, 0)
+    room = np.minimum(data.histories.lengths[cohort] * (1 + drawn), data.n_items) * (not restart)
+    out_at = offsets_of(room)
+    return Store(
+        restart=restart,
+        keys=stored,
+        rows=task.held.get(f"{shelf}.rows", np.zeros((0, dim), np.float32)),
+        scale=task.held.get(f"{shelf}.scale", np.ones(data.n_clients, np.float32))[cohort],
+        begin=np.searchsorted(stored, cohort * data.n_items),
+        end=np.searchsorted(stored, (cohort + 1) * data.n_items),
+        first=np.array(first_table(spec, task.ctx.seed, data.n_items)),
+        out_at=out_at,
+        out_items=np.empty(out_at[-1], np.int32),
+        out_rows=np.empty((out_at[-1], dim), np.float32),
+        out_count=np.zeros(cohort.size, np.int64),
+    )

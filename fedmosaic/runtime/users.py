@@ -1,0 +1,49 @@
+"""What both fused engines need of a round: the user side, put in and back, and the keys of every shuffle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedmosaic import keys
+from fedmosaic.algorithm import Algorithm
+from fedmosaic.runtime.block import PASSES, Task
+from fedmosaic.tree import Role
+
+
+def user_side(algorithm: Algorithm, task: Task) -> tuple[Any, Any]:
+    """Vectors and biases of the cohort: what devices hold, or (rebuilt) what they begin with."""
+    found = []
+    for name in ("user", "bias"):
+        if name not in algorithm.specs:
+            found.append(np.zeros((task.cohort.size, 1), dtype=np.float32))
+        elif algorithm.roles[name] is Role.REBUILT:
+            found.append(algorithm.specs[name].rows(task.ctx.seed, task.cohort))
+        else:
+            found.append(task.held[f"private/{name}"][task.cohort])
+    return found[0], found[1][:, 0].copy()
+
+
+def put_back(algorithm: Algorithm, task: Task, user: Any, bias: Any) -> dict[str, Any]:
+    """The device store with the cohort's new vectors and biases."""
+    held = dict(task.held)
+    for name, values in (("user", user), ("bias", bias[:, None])):
+        if algorithm.roles.get(name) is Role.PRIVATE:
+            new = task.held[f"private/{name}"].copy()
+            new[task.cohort] = values
+            held[f"private/{name}"] = new
+    return held
+
+
+def shuffle_keys(algorithm: Algorithm, task: Task) -> Any:
+    """Keys of every epoch of every pass, [epochs, cohort]."""
+    ctx = task.ctx
+    key = keys.derive(seed=ctx.seed, purpose=keys.Purpose.SHUFFLE, round=ctx.round, client=task.cohort)
+    return np.stack(
+        [
+            keys.fold(key, keys.words(epoch + PASSES * number))
+            for number, one in enumerate(algorithm.local)
+            for epoch in range(one.epochs)
+        ]
+    )
