@@ -141,7 +141,8 @@ class Algorithm:
     def dense(self) -> bool:
         """Whether a client must hold the whole catalogue, not just the rows of its examples."""
         spread = any(isinstance(m.rule, SGD) and m.rule.everywhere for m in self.moves)
-        return self.whole or self.watches == "all" or (spread and bool(self.upload.stack))
+        shown = any(getattr(encoder, "whole", False) for encoder in self.upload.stack)
+        return self.whole or shown or self.watches == "all" or (spread and bool(self.upload.stack))
 
     def traffic(self, n_items: int, touched_rows: float, numbers: float = 0.0) -> tuple[int, int]:
         """Bytes a client sends and receives in a round, given what it touched and how many numbers were not zero.

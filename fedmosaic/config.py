@@ -53,7 +53,9 @@ class Settings(BaseModel):
     items: int = Field(default=1000, ge=4)
     per_user: int = Field(default=20, ge=1)
     # split and evaluation
-    split: Literal["leave-one-out", "time", "ratio"] = "leave-one-out"
+    split: Literal["leave-one-out", "last-out", "time", "ratio"] = Field(
+        default="leave-one-out", description="last-out holds out no validation: the last round is reported"
+    )
     ties: Ties = Field(default="hash", description="order of events at the same time; file = as papers")
     straddle: bool = Field(default=False, description="leave training rows of held-out pairs in (a leak)")
     validation_share: float = Field(default=0.1, ge=0, lt=1)
@@ -100,8 +102,8 @@ class Settings(BaseModel):
 
     def split_data(self, data: Interactions) -> Split:
         """The split these settings describe."""
-        if self.split == "leave-one-out":
-            return leave_one_out(data, ties=self.ties, straddle=self.straddle)
+        if self.split in ("leave-one-out", "last-out"):
+            return leave_one_out(data, ties=self.ties, straddle=self.straddle, validation=self.split == "leave-one-out")
         validation, test = self.validation_share, self.test_share
         if self.split == "time":
             return time_split(data, validation=validation, test=test)
@@ -111,9 +113,9 @@ class Settings(BaseModel):
         """One line that belongs beside every number; `rule` is the split's own description."""
         straddle = ", repeats straddle the split (leak)" if self.straddle else ""
         leak = {"strict": "", "legacy": " (leaks the held-out item)", "isolated": " (peeks)"}[self.pool]
+        selection = "last round" if self.split == "last-out" else f"selected on validation {self.select}"
         return (
-            f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; "
-            f"sampled = 1 + {self.candidates}; selected on validation {self.select}"
+            f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; sampled = 1 + {self.candidates}; {selection}"
         )
 
     def key(self) -> str:

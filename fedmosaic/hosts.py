@@ -70,6 +70,13 @@ class NetworkSettings(FederatedSettings):
     item_factor: float = Field(default=24.0, gt=0, description="item rate = rate · items · factor (PFedRec's rule)")
 
 
+class DualNetworkSettings(NetworkSettings):
+    """Settings of dual personalisation on FedNCF: every device has a network of its own."""
+
+    user_rate: float = Field(default=3.0, gt=0, description="rate of user vectors")
+    item_factor: float = Field(default=8.0, gt=0, description="item rate = rate · items · factor (PFedRec's rule)")
+
+
 class RowNetworkSettings(FederatedSettings):
     """Settings of Perifanis' FedNCF."""
 
@@ -157,9 +164,9 @@ class GelSettings(SharpnessSettings):
 class ReconSettings(FederatedSettings):
     """Settings of FedRecon."""
 
-    score_rate: float = Field(default=2.0, gt=0, description="rate of the rebuilt user side")
-    item_factor: float = Field(default=16.0, gt=0, description="item rate = items · factor")
-    rebuild_epochs: int = Field(default=3, ge=1, description="epochs that rebuild the user side")
+    score_rate: float = Field(default=0.3, gt=0, description="rate of the rebuilt user side")
+    item_factor: float = Field(default=8.0, gt=0, description="item rate = items · factor")
+    rebuild_epochs: int = Field(default=10, ge=1, description="epochs that rebuild the user side")
 
 
 def linear(s: LinearSettings) -> Algorithm:

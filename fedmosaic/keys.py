@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     PROJECTION = 11
     NEIGHBOURS = 12
     DIRECTIONS = 13
+    PSEUDO = 14
 
 
 def mix(x: Any) -> Any:

@@ -12,7 +12,7 @@ grouping, so the server's state does not depend on chunk, worker or arrival.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal, Protocol
 
@@ -38,12 +38,17 @@ class Parcel:
     changes: Mapping[str, Tensor]
     before: Mapping[str, Tensor]
     owners: Mapping[str, Tensor]  # per row, the client's place in the block
-    clients: int
+    members: I64  # the clients
     ctx: Context
+
+    @property
+    def clients(self) -> int:
+        """How many."""
+        return self.members.size
 
 
 class Encoder(Protocol):
-    """A two-sided transform of uploads."""
+    """A two-sided transform of uploads; with an attribute `whole` that is true it is shown the whole catalogue."""
 
     def encode(self, parcel: Parcel) -> dict[str, Tensor]:
         """The device's half: changes in, changes out."""
@@ -85,7 +90,7 @@ class Upload:
         """The device's halves, in order."""
         changes = parcel.changes
         for encoder in self.stack:
-            changes = encoder.encode(Parcel(changes, parcel.before, parcel.owners, parcel.clients, parcel.ctx))
+            changes = encoder.encode(replace(parcel, changes=changes))
         return changes
 
     def shape(self, spec: Spec) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from fedmosaic.errors import SettingsError, UnknownNameError
 from fedmosaic.hosts import (
     AdditiveSettings,
     CentralSettings,
+    DualNetworkSettings,
     GelSettings,
     LinearSettings,
     LowRankSettings,
@@ -39,6 +40,9 @@ from fedmosaic.hosts import (
     linear,
     mixed,
 )
+from fedmosaic.methods.fedpergnn import FedPerGNN, GNNSettings
+from fedmosaic.methods.gpfedrec import GPFedRec, GraphSettings
+from fedmosaic.methods.metamf import MetaMF, MetaSettings
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.models.ncf import NCF, NeuMF
 from fedmosaic.personalise.dual import dual
@@ -79,6 +83,13 @@ def entry(name: str) -> Entry:
     if name not in ZOO:
         raise UnknownNameError("method", name, ZOO)
     return ZOO[name]
+
+
+def register(new: Entry) -> None:
+    """Add a method of one's own, so that recommenders, runs and comparisons of this process know it by name."""
+    if new.name in ZOO:
+        raise SettingsError(f"there is a method {new.name!r} already; choose another name")
+    ZOO[new.name] = new
 
 
 def validated(model: type[M], values: Mapping[str, Any], owner: str) -> M:
@@ -170,7 +181,7 @@ ZOO: dict[str, Entry] = {
             "fedncf-dual",
             "Dual personalisation on FedNCF",
             PFEDREC + ", table 3",
-            NetworkSettings,
+            DualNetworkSettings,
             lambda s: federation(s, fedncf(s), dual()),
         ),
         Entry(
@@ -266,6 +277,27 @@ ZOO: dict[str, Entry] = {
             "Nguyen et al., Towards efficient communication and secure federated recommendation, WWW 2024",
             LowRankSettings,
             lambda s: federation(s, linear(s), low_rank(s.rank)),
+        ),
+        Entry(
+            "metamf",
+            "Models generated on the server, one per user; devices send gradients of them",
+            "Lin et al., Meta matrix factorization for federated rating predictions, SIGIR 2020",
+            MetaSettings,
+            MetaMF,
+        ),
+        Entry(
+            "fedpergnn",
+            "Graph attention on the user's own graph, expanded by a matching service",
+            "Wu et al., A federated graph neural network framework, Nature Communications 2022",
+            GNNSettings,
+            FedPerGNN,
+        ),
+        Entry(
+            "gpfedrec",
+            "A graph of similar users on the server gives every user a table as an anchor",
+            "Zhang et al., GPFedRec: graph-guided personalization, KDD 2024 (with similarity, not distance)",
+            GraphSettings,
+            GPFedRec,
         ),
         Entry(
             "mf",

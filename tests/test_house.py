@@ -19,7 +19,7 @@ FLOORS = [
     {"algorithm"},
     {"personalise", "closed_form", "privacy"},
     {"runtime"},
-    {"hosts"},
+    {"hosts", "methods"},
     {"zoo", "testing"},
     {"config", "recommender"},
     {"folder"},

@@ -60,12 +60,13 @@ class Split:
         return self.train.unique() if part == "validation" else self.train.union(self.validation)
 
 
-def leave_one_out(data: Interactions, *, ties: Ties = "hash", straddle: bool = False) -> Split:
+def leave_one_out(data: Interactions, *, ties: Ties = "hash", straddle: bool = False, validation: bool = True) -> Split:
     """Last event of each user to test, the one before to validation, the rest to training.
 
-    Users with fewer than three events are trained on and not evaluated. If repeated pairs were kept in `data`, training
-    rows of a held-out pair are removed; `straddle=True` leaves them in, which is a leak and serves only to reproduce
-    runs that had it.
+    Without `validation` that event is trained on too, and nothing is left to select a round or a setting by; some
+    papers do so. Users with fewer than three events are trained on and not evaluated. If repeated pairs were kept in
+    `data`, training rows of a held-out pair are removed; `straddle=True` leaves them in, which is a leak and serves
+    only to reproduce runs that had it.
     """
     order = _order(data, ties)
     user = data.user[order]
@@ -75,9 +76,9 @@ def leave_one_out(data: Interactions, *, ties: Ties = "hash", straddle: bool = F
     return _assemble(
         data,
         order,
-        validation=enough & (from_end == 2),
+        validation=enough & (from_end == 2) & validation,
         test=enough & (from_end == 1),
-        rule=f"leave-one-out, ties by {ties}",
+        rule=f"leave-one-out{'' if validation else ' without validation'}, ties by {ties}",
         straddle=straddle,
         counts={"users with fewer than 3 events, trained on only": int((lengths < 3).sum())},
     )

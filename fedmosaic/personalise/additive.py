@@ -65,9 +65,10 @@ class AdditiveModel:
 
     def score(self, view: View, items: Tensor) -> Tensor:
         """The host's score of common + own."""
-        return self.host.score(view.reading(self.table, self._sum), items)
+        return self.host.score(view.reading(self.table, self.rows), items)
 
-    def _sum(self, view: View, items: Tensor) -> Tensor:
+    def rows(self, view: View, items: Tensor) -> Tensor:
+        """common + own."""
         return view.stored(self.table, items) + view.stored(self.own, items)
 
 

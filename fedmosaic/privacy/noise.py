@@ -13,7 +13,7 @@ client, place), so every engine adds the same noise.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numba
@@ -86,6 +86,69 @@ class Clip:
 
     def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
         """Nothing to undo."""
+        return total
+
+
+@dataclass(frozen=True)
+class ClipValues:
+    """Bound every number that is sent to ±bound, as FedPerGNN does."""
+
+    bound: float
+
+    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
+        """Cut off what is larger."""
+        return {n: v.clamp(-self.bound, self.bound) for n, v in parcel.changes.items()}
+
+    def shape(self, spec: Spec) -> tuple[int, ...]:
+        """As it was."""
+        return spec.shape
+
+    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
+        """Nothing to undo."""
+        return total
+
+
+@dataclass(frozen=True)
+class PseudoItems:
+    """Give `count` item rows that a client did not train random numbers with the mean and spread of the real ones.
+
+    The rows are drawn by a key of (seed, round, client); on the wire they cannot be told from the rest by size alone.
+    """
+
+    count: int
+    whole: bool = field(default=True, init=False)  # needs rows that the client did not touch
+
+    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
+        """Fill rows of zeros."""
+        changes = dict(parcel.changes)
+        for name in (n for n, v in changes.items() if v.shape[0] > parcel.clients):
+            changes[name] = torch.from_numpy(self._filled(name, changes[name].numpy(), parcel))
+        return changes
+
+    def _filled(self, name: str, change: npt.NDArray[np.float32], parcel: Parcel) -> npt.NDArray[np.float32]:
+        result = change.copy()
+        rows = change.reshape(parcel.clients, -1, change.shape[-1])  # every client holds the whole catalogue
+        key = keys.derive(
+            seed=parcel.ctx.seed, purpose=keys.Purpose.PSEUDO, round=parcel.ctx.round, client=parcel.members
+        )
+        for place in range(parcel.clients):
+            real = (rows[place] != 0).any(-1)
+            still = np.flatnonzero(~real)
+            if not real.any() or not still.size:
+                continue
+            rng = np.random.Generator(np.random.Philox(key=int(key[place]) ^ zlib.crc32(name.encode())))
+            chosen = rng.choice(still, min(self.count, still.size), replace=False)
+            values = rows[place][real]
+            drawn = rng.normal(values.mean(), values.std(), (chosen.size, values.shape[1]))
+            result.reshape(rows.shape)[place, chosen] = drawn
+        return result
+
+    def shape(self, spec: Spec) -> tuple[int, ...]:
+        """As it was."""
+        return spec.shape
+
+    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
+        """The random numbers cannot be taken out again: they are noise on the items' gradients."""
         return total
 
 

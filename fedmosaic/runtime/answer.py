@@ -65,14 +65,14 @@ def score_users(algorithm: Algorithm, task: Task, block: Block, items: Array) ->
         items = np.concatenate([items, extra], axis=1)
         weight = torch.from_numpy(mask.astype(np.float32))
         history = Batch(at, torch.arange(n_users)[:, None], weight, weight)
-    params, given = _gathered(algorithm, task, block, items)
+    params, given = gathered(algorithm, task, block, items)
     asked = torch.arange(items.size).reshape(n_users, -1)[:, :width]
     batch = Batch(asked, torch.arange(n_users)[:, None], torch.zeros(0), torch.zeros(0))
     with torch.no_grad():
         return np.asarray(algorithm.model.score(View(params, batch, given, history), batch.items).numpy())
 
 
-def _gathered(
+def gathered(
     algorithm: Algorithm, task: Task, block: Block, items: Array
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Every parameter as each user of a block reads it for its own items, and item tables as the server sent them."""
@@ -165,7 +165,8 @@ class DeviceScorer:
             result[who] = one(users[who], items[who])
         return result
 
-    def _context(self, round: int) -> Context:
+    def context(self, round: int) -> Context:
+        """What a device knows about a round."""
         return Context(round, int(self.state["seed"][0]), self.data.n_items, self.data.n_clients)
 
     def _linear(self) -> tuple[Array, Array, Array] | None:
@@ -195,7 +196,7 @@ class DeviceScorer:
         asked = Ragged.from_rows([[]] * clients.size)
         if own_rows:
             asked = Ragged.group(np.repeat(of_client, items.shape[1]), items.ravel(), clients.size).unique()
-        task = task_of(algorithm, data, self.state, self._context(0), clients)
+        task = task_of(algorithm, data, self.state, self.context(0), clients)
         block = holding(algorithm, task, Place(clients, members, asked, data.n_items))
         result = np.empty(items.shape, dtype=np.float32)
         result[order] = score_users(algorithm, task, block, items[order])
@@ -203,11 +204,7 @@ class DeviceScorer:
 
     def _tuned(self, users: I64, items: Array, round: int) -> Array:
         """Run the owners' last round again, from what they held and received then, and answer with the outcome."""
-        state, algorithm = self.state, self.algorithm
-        version = int(np.flatnonzero(state["given.round"] == round)[0])
-        past = {f"server/{n}": state[f"given/{n}"][version] for n in algorithm.received}
-        past |= {algorithm.shelf(n): state[f"before/{n}"] for n in algorithm.stored}
-        return self._worked(algorithm, past, users, items, round)
+        return self._worked(self.algorithm, past_of(self.algorithm, self.state, round), users, items, round)
 
     def _served(self, users: I64, items: Array) -> Array:
         """Do the work a device does when it is asked, and answer with the outcome."""
@@ -223,11 +220,18 @@ class DeviceScorer:
         wanted = row[members] >= 0  # the other users of a silo are not asked
         lengths = np.where(wanted, items.shape[1], 0)
         asked = Ragged(items[row[members[wanted]]].ravel(), offsets_of(lengths))
-        done = self.run(algorithm, task_of(algorithm, self.data, state, self._context(round), owners, asked))
+        done = self.run(algorithm, task_of(algorithm, self.data, state, self.context(round), owners, asked))
         assert done.probed is not None
         result = np.empty(items.shape, dtype=np.float32)
         result[row[members[wanted]]] = done.probed.reshape(-1, items.shape[1])
         return result
+
+
+def past_of(algorithm: Algorithm, state: State, round: int) -> State:
+    """What clients that were last drawn in a round held and received before it."""
+    version = int(np.flatnonzero(state["given.round"] == round)[0])
+    past = {f"server/{n}": state[f"given/{n}"][version] for n in algorithm.received}
+    return past | {algorithm.shelf(n): state[f"before/{n}"] for n in algorithm.stored}
 
 
 def task_of(

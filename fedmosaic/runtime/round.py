@@ -42,7 +42,7 @@ def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False
         for move in algorithm.moves
         for name in move.names
     }
-    tables = {n for n in params if algorithm.specs[n].axis is Axis.ITEM} if dense else set()
+    tables = {n for m in algorithm.moves for n in m.names if algorithm.specs[n].axis is Axis.ITEM} if dense else set()
     before = {name: params[name].clone() for name in {*algorithm.sent, *tables}}
     given = {n: before[n] for n in algorithm.received if n in before}
     given |= {n: _received(algorithm, task, place, n) for n in algorithm.names(Role.KEPT)}
@@ -198,7 +198,7 @@ def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str,
     upload, owners = algorithm.upload, {n: block.owners[s.axis] for n, s in algorithm.specs.items()}
     changes = {n: block.gradients.get(n, block.params[n] - block.before[n]) for n in algorithm.sent}
     if upload.stack:
-        parcel = Parcel(changes, block.before, owners, block.place.clients.size, ctx)
+        parcel = Parcel(changes, block.before, owners, block.place.clients, ctx)
         changes = dict(upload.encode(parcel))
     totals, numbers = {}, 0
     for name, change in changes.items():

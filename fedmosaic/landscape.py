@@ -1,0 +1,179 @@
+"""Loss landscapes: how the training loss rises around a trained model when its shared parameters are moved.
+
+    loss(a, b) = L(θ + a · d1 + b · d2)          θ: shared parameters; private ones stay as the devices hold them
+
+Two models can be compared only on the same footing: fixed examples (each positive with the same negatives for both),
+the exact mean over them, the same directions (zero-mean, unit length or scaled to the model's own rows), one scale. The
+recipe of FedRecGEL's released code (entries N(1, 1), shuffled batches) is there as `recipe="paper"`; its noise is
+about as large as the differences it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedmosaic import keys
+from fedmosaic.algorithm import Algorithm
+from fedmosaic.local import Context
+from fedmosaic.models.view import Batch, View
+from fedmosaic.runtime.answer import task_of
+from fedmosaic.runtime.block import Block, history_of
+from fedmosaic.runtime.devices import Array
+from fedmosaic.runtime.federation import Federation
+from fedmosaic.runtime.round import begin
+from fedmosaic.training import State, TrainingSet
+from fedmosaic.tree import Axis
+
+Recipe = Literal["zero-mean", "filter", "paper"]
+Direction = dict[str, Tensor]
+CLIENTS_PER_CHUNK = 64
+SHUFFLED_BATCH = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Sharpness:
+    """Scalars of a landscape: the loss itself, and by how much it rises nearby."""
+
+    loss: float
+    radius: float
+    mean_rise: float  # over random unit directions, at the radius
+    worst_rise: float
+    uphill_rise: float  # along the gradient, at the radius: the gap that sharpness-aware steps shrink
+
+
+@dataclass(frozen=True, eq=False)
+class Surface:
+    """Losses on a square grid of (a, b)."""
+
+    steps: Array
+    losses: Array
+
+
+class Landscape:
+    """A trained federation's loss as a function of its shared parameters.
+
+    Private parameters are read once; examples are drawn once, `negatives` for each positive.
+    """
+
+    def __init__(self, federation: Federation, data: TrainingSet, state: State, *, negatives: int = 1, seed: int = 0):
+        self.algorithm: Algorithm = replace(federation.algorithm, local=(), serve=(), negatives=negatives)
+        self.shared: Direction = {n: torch.from_numpy(state[f"server/{n}"]) for n in self.algorithm.sent}
+        if not self.shared:
+            raise ValueError("nothing is shared, so there is nothing to move")
+        clients = np.flatnonzero(np.bincount(data.owners(), weights=data.histories.lengths, minlength=data.n_clients))
+        ctx = Context(0, seed, data.n_items, data.n_clients)
+        task = task_of(self.algorithm, data, {**state}, ctx, clients)
+        self._blocks = [
+            _ready(begin(self.algorithm, task, clients[at : at + CLIENTS_PER_CHUNK]))
+            for at in range(0, clients.size, CLIENTS_PER_CHUNK)
+        ]
+
+    def loss(self, moved: Direction | None = None) -> float:
+        """Exact mean of the cross-entropy over all examples, with the shared parameters moved."""
+        with torch.no_grad():
+            losses = self._losses(self._at(moved))
+        return float(torch.cat(losses).double().mean())
+
+    def noisy_loss(self, moved: Direction, seed: int) -> float:
+        """The paper's way: the mean of the means of shuffled batches, the last one as short as it comes."""
+        with torch.no_grad():
+            losses = torch.cat(self._losses(self._at(moved)))
+        order = np.random.Generator(np.random.Philox(key=seed)).permutation(losses.numel())
+        shuffled = losses.numpy()[order]
+        means = [shuffled[at : at + SHUFFLED_BATCH].mean() for at in range(0, shuffled.size, SHUFFLED_BATCH)]
+        return float(np.mean(means))
+
+    def uphill(self) -> Direction:
+        """The unit direction in which the loss rises fastest."""
+        leaves = {n: v.clone().requires_grad_() for n, v in self.shared.items()}
+        total = {n: torch.zeros_like(v) for n, v in leaves.items()}
+        for block, batch in self._blocks:
+            loss = self._block_losses(block, batch, leaves).sum()
+            for name, slope in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+                total[name] += slope
+        return _unit(total)
+
+    def direction(self, number: int, recipe: Recipe = "zero-mean", seed: int = 0) -> Direction:
+        """Direction `number`: the same for every model of the same shape; `filter` scales rows to the model's own."""
+        draws = {}
+        for place, (name, value) in enumerate(self.shared.items()):
+            rng = keys.generator(seed=seed, purpose=keys.Purpose.DIRECTIONS, round=number, client=place)
+            drawn = rng.standard_normal(tuple(value.shape)) + (recipe == "paper")
+            draws[name] = torch.from_numpy(drawn.astype(np.float32))
+        if recipe != "filter":
+            return _unit(draws)
+        return {n: d * _row_norms(self.shared[n]) / _row_norms(d).clamp(min=1e-12) for n, d in draws.items()}
+
+    def surface(
+        self, *, radius: float = 1.0, points: int = 21, recipe: Recipe = "zero-mean", seed: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Surface:  # fmt: skip
+        """Losses on a points × points grid of [-radius, radius]², two directions."""
+        first, second = self.direction(0, recipe, seed), self.direction(1, recipe, seed)
+        steps = np.linspace(-radius, radius, points)
+        losses = np.empty((points, points))
+        for i, a in enumerate(steps):
+            for j, b in enumerate(steps):
+                moved = {n: float(a) * first[n] + float(b) * second[n] for n in first}
+                losses[i, j] = self.noisy_loss(moved, i * points + j) if recipe == "paper" else self.loss(moved)
+                if progress is not None:
+                    progress(i * points + j + 1, points * points)
+        return Surface(steps, losses)
+
+    def sharpness(self, *, radius: float = 1.0, directions: int = 8, seed: int = 0) -> Sharpness:
+        """The loss, and its rise at a radius: over random directions, and straight uphill."""
+        centre = self.loss()
+        rises = []
+        for number in range(directions):
+            way = self.direction(2 + number, "zero-mean", seed)
+            rises.append(self.loss({n: radius * v for n, v in way.items()}) - centre)
+        top = self.loss({n: radius * v for n, v in self.uphill().items()}) - centre
+        return Sharpness(centre, radius, float(np.mean(rises)), float(np.max(rises)), top)
+
+    def _at(self, moved: Direction | None) -> Direction:
+        return self.shared if moved is None else {n: v + moved[n] for n, v in self.shared.items()}
+
+    def _losses(self, shared: Direction) -> list[Tensor]:
+        """One loss per example, block by block, padding left out."""
+        found = []
+        for block, batch in self._blocks:
+            found.append(self._block_losses(block, batch, shared)[batch.weight > 0])
+        return found
+
+    def _block_losses(self, block: Block, batch: Batch, shared: Direction) -> Tensor:
+        params = dict(block.params)
+        for name, value in shared.items():
+            if self.algorithm.specs[name].axis is Axis.ITEM:
+                params[name] = value[torch.from_numpy(block.place.touched.values.astype(np.int64))]
+            else:
+                params[name] = value.expand(block.place.clients.size, *value.shape)
+        view = View(params, batch, block.given, block.history)
+        scores = self.algorithm.model.score(view, batch.items)
+        return functional.binary_cross_entropy_with_logits(scores, batch.labels, reduction="none") * batch.weight
+
+
+def _ready(block: Block) -> tuple[Block, Batch]:
+    """A block and all of its examples as one batch."""
+    batch = history_of(block.examples, block.rows, block.place, "examples")
+    labels = torch.zeros_like(batch.weight)
+    labels[batch.weight > 0] = torch.from_numpy(block.examples.labels)
+    return block, replace(batch, labels=labels)
+
+
+def _unit(direction: Direction) -> Direction:
+    """One joint length of 1."""
+    length = torch.stack([v.double().square().sum() for v in direction.values()]).sum().sqrt()
+    return {n: (v / length.clamp(min=1e-12)).float() for n, v in direction.items()}
+
+
+def _row_norms(value: Tensor) -> Tensor:
+    """Length of each row (of the whole, for a vector), ready to be multiplied."""
+    squares = value.square().sum() if value.ndim < 2 else value.square().flatten(1).sum(1)
+    return squares.sqrt().reshape(-1, *[1] * (value.ndim - 1)) if value.ndim > 1 else squares.sqrt()

@@ -1,0 +1,207 @@
+"""FedPerGNN (Nature Communications 2022): attention on the user's own graph, hidden among pseudo items and noise.
+
+    item     h_j = e_j + sum_k a_jk n_k          n_k: vectors of other users who hold j, from the matching service
+    user     û   = p_u + sum_j b_uj h_j          over the user's own items
+    score    û · e_j                             attention: softmax of LeakyReLU(q · [left ; right])
+
+A device sends its gradient, every number clipped to ±delta, hidden among pseudo items that get random numbers like the
+real ones, with Laplace noise on all. Now and then devices send item ids, encrypted with a key that only devices know,
+and a noisy copy of their vector to a third party, which answers with the vectors of others who sent the same
+ciphertext. It never sees an id, but it does see how often ciphertexts meet.
+
+Written from the paper's description for ranking (dot product, cross-entropy); the released code scores ratings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedmosaic import keys
+from fedmosaic.algorithm import Algorithm
+from fedmosaic.evaluate import Scorer
+from fedmosaic.hosts import FULL_BATCH, FederatedSettings, federation
+from fedmosaic.local import Adam, Move, Pass, Phase
+from fedmosaic.models.view import View
+from fedmosaic.objective import ChunkedBCE
+from fedmosaic.privacy.noise import ClipValues, PseudoItems, noisy
+from fedmosaic.ragged import Ragged
+from fedmosaic.runtime.devices import Array
+from fedmosaic.runtime.federation import Federation
+from fedmosaic.server import Server
+from fedmosaic.training import RoundRecord, State, TrainingSet
+from fedmosaic.tree import Axis, Init, Role, Spec
+from fedmosaic.upload import Upload
+
+
+class GNNSettings(FederatedSettings):
+    """Settings of FedPerGNN."""
+
+    rounds: int = Field(default=60, ge=1, description="rounds of training")
+    batch_size: int = Field(default=FULL_BATCH, ge=1, description="examples per step; default: all")
+    user_rate: float = Field(default=0.1, gt=0, description="rate of the device's Adam on its own vector")
+    rate: float = Field(default=0.03, gt=0, description="rate of the server's Adam")
+    clip: float = Field(default=0.1, gt=0, description="bound of every number of the gradient")
+    noise: float = Field(default=0.02, ge=0, description="scale of the Laplace noise; epsilon = 2 clip / scale a step")
+    pseudo: int = Field(default=100, ge=0, description="pseudo items per client and round")
+    neighbours: int = Field(default=4, ge=0, description="other users per item, from the matching service")
+    period: int = Field(default=10, ge=1, description="rounds between expansions of the graph")
+    publish_noise: float = Field(default=0.01, ge=0, description="Laplace noise on vectors sent to the service")
+
+
+@dataclass(frozen=True)
+class GraphScorer:
+    """Attention from neighbours to items, and from items to their user."""
+
+    dim: int
+    neighbours: int
+    init: Init = Init("normal", 0.1)
+
+    def specs(self) -> tuple[Spec, ...]:
+        """Item rows, user vectors, two attention heads; neighbours' vectors and the one that was published."""
+        graph = (
+            Spec("near", Axis.ITEM, (self.neighbours, self.dim), Init("zero")),
+            Spec("sent", Axis.USER, (self.dim,), Init("zero")),
+        )
+        return (
+            Spec("item", Axis.ITEM, (self.dim,), self.init),
+            Spec("user", Axis.USER, (self.dim,), self.init),
+            *(
+                Spec(f"{name}.{part}", Axis.WHOLE, shape, Init("zero" if part == "bias" else "normal", 0.1))
+                for name in (("inner", "outer") if self.neighbours else ("outer",))
+                for part, shape in (("weight", (2 * self.dim, 1)), ("bias", (1,)))
+            ),
+            *(graph if self.neighbours else ()),
+        )
+
+    def score(self, view: View, items: Tensor) -> Tensor:
+        """û · e_j."""
+        return (view.rows("item", items) * self._user(view)).sum(-1)
+
+    def _user(self, view: View) -> Tensor:
+        """û, [clients, 1, width]: the user's vector plus attention over its items."""
+        history = view.history
+        assert history is not None
+        mine = replace(view, batch=history)
+        user = mine.vector("user")[:, :1]
+        held = self._items(mine, history.items, history.weight)
+        if held.shape[1] == 0:
+            return user
+        logits = torch.nn.functional.leaky_relu(view.linear("outer", user, held), 0.2).squeeze(-1)
+        weight = torch.softmax(logits.masked_fill(history.weight == 0, -1e9), dim=1) * history.weight
+        return user + torch.bmm(weight.unsqueeze(1), held)
+
+    def _items(self, view: View, items: Tensor, real: Tensor) -> Tensor:
+        """h_j of a user's own items: the row plus attention over the neighbours who hold it, oneself left out."""
+        rows = view.rows("item", items)
+        if not self.neighbours:
+            return rows
+        near = view.rows("near", items)  # [clients, length, neighbours, width]
+        clients, length, count, width = near.shape
+        flat = near.reshape(clients, length * count, width)
+        sent = view.vector("sent")[:, :1].unsqueeze(2)
+        other = (near != 0).any(-1) & (near != sent).any(-1)
+        left = rows.unsqueeze(2).expand_as(near).reshape(flat.shape)
+        logits = torch.nn.functional.leaky_relu(view.linear("inner", left, flat), 0.2).reshape(clients, length, count)
+        weight = torch.softmax(logits.masked_fill(~other, -1e9), dim=2) * other
+        return rows + (weight.unsqueeze(-1) * near).sum(2)
+
+
+@dataclass(frozen=True)
+class FedPerGNN:
+    """A federation whose graph is expanded now and then by a matching service."""
+
+    settings: GNNSettings
+
+    @property
+    def rounds(self) -> int:
+        """As many as set."""
+        return self.settings.rounds
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The devices' part."""
+        s = self.settings
+        model = GraphScorer(s.dim, s.neighbours)
+        layers = tuple(p.name for p in model.specs() if p.axis is Axis.WHOLE)
+        step = Phase((Move(("user",), s.user_rate, Adam(persistent=True)), Move(("item", *layers), s.rate)))
+        roles = dict.fromkeys(("item", *layers), Role.SHARED)
+        roles |= {"user": Role.PRIVATE} | ({"sent": Role.PRIVATE, "near": Role.FROZEN} if s.neighbours else {})
+        stack = (ClipValues(s.clip), *((PseudoItems(s.pseudo),) if s.pseudo else ()))
+        host = Algorithm(
+            model,
+            roles,
+            (Pass((step,), s.local_epochs, s.batch_size),),
+            objective=ChunkedBCE(1),  # summed, not averaged, so that the bound of the clipping means something
+            upload=Upload("gradient", stack=stack),
+            server=Server("mean", Adam(), s.rate),
+            negatives=s.negatives,
+            history=True,
+        )
+        return noisy("laplace", s.noise)(host)
+
+    @property
+    def federation(self) -> Federation:
+        """The rounds between expansions."""
+        return federation(self.settings, self.algorithm)
+
+    def start(self, data: TrainingSet, seed: int) -> State:
+        """Nobody has neighbours yet."""
+        return self.federation.start(data, seed)
+
+    def advance(
+        self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
+    ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
+        """Expand the graph when it is time, then a round like any other."""
+        if self.settings.neighbours and round > 1 and (round - 1) % self.settings.period == 0:
+            state = self._expanded(data, state, round, seed)
+        return self.federation.advance(data, state, round, seed, probe)
+
+    def _expanded(self, data: TrainingSet, state: State, round: int, seed: int) -> State:
+        """Devices publish, the service matches, devices look up what belongs to their own items."""
+        draws = keys.draws_of(
+            keys.derive(seed=seed, purpose=keys.Purpose.NOISE, round=-round, client=np.arange(data.n_users)),
+            self.settings.dim,
+        )
+        centred = keys.uniform(draws) - 0.5
+        noise = -np.sign(centred) * np.log1p(-2 * np.abs(centred)) * self.settings.publish_noise
+        sent = (state["private/user"] + noise).astype(np.float32)
+        secret = keys.derive(seed=seed, purpose=keys.Purpose.NEIGHBOURS)
+        tokens = keys.fold(secret, keys.words(np.arange(data.n_items)))  # what devices make of their item ids
+        held = data.histories.unique()
+        answer = match(tokens[held.values], sent[held.rows], self.settings.neighbours, seed=seed, round=round)
+        near = np.zeros((data.n_items, self.settings.neighbours, self.settings.dim), dtype=np.float32)
+        for item, token in enumerate(tokens.tolist()):
+            if token in answer:
+                near[item, : answer[token].shape[0]] = answer[token]
+        return {**state, "server/near": near, "private/sent": sent}
+
+    def scorer(self, data: TrainingSet, state: State) -> Scorer:
+        """As in any federation."""
+        return self.federation.scorer(data, state)
+
+    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+        """Item rows."""
+        return state["server/item"]
+
+
+def match(tokens: keys.U64, vectors: Array, count: int, *, seed: int, round: int) -> dict[int, Array]:
+    """The service: for every ciphertext up to `count` of the vectors that came with it, by a keyed draw.
+
+    >>> found = match(np.array([7, 9, 7], dtype=np.uint64), np.eye(3, dtype=np.float32), 2, seed=0, round=1)
+    >>> sorted((token, rows.shape[0]) for token, rows in found.items())
+    [(7, 2), (9, 1)]
+    """
+    ticket = keys.draws(keys.derive(seed=seed, purpose=keys.Purpose.NEIGHBOURS, round=round), tokens.size)
+    order = np.lexsort((ticket, tokens))
+    found, starts = np.unique(tokens[order], return_index=True)
+    ends = np.append(starts[1:], tokens.size)
+    return {
+        int(token): vectors[order[begin : min(begin + count, end)]]
+        for token, begin, end in zip(found, starts, ends, strict=True)
+    }
