@@ -19,6 +19,7 @@ from fedmosaic.local import Context
 from fedmosaic.models.view import Batch, Model, View
 from fedmosaic.objective import bce, mean
 from fedmosaic.report.console import print_results
+from fedmosaic.runtime.federation import Federation
 from fedmosaic.testing import check_chunks, check_engines, check_privacy
 from fedmosaic.zoo import Entry, register
 
@@ -40,11 +41,11 @@ class Near:
         return bce(model, view, batch, ctx) + self.strength * mean(gap.square().mean(-1), batch)
 
 
-def near(s: NearSettings) -> object:
+def near(s: NearSettings) -> Federation:
     return federation(s, replace(linear(s), objective=Near(s.strength)))
 
 
-register(Entry("near", "FedMF, held near the table received", "this file", NearSettings, near))  # type: ignore[arg-type]
+register(Entry("near", "FedMF, held near the table received", "this file", NearSettings, near))
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def main() -> None:
     args = parser.parse_args()
     small = near(NearSettings(dim=4, batch_size=16, item_rate=2.0))
     for check in (check_engines, check_chunks, check_privacy):
-        check(small)  # type: ignore[arg-type]
+        check(small)
     split = leave_one_out(load(args.dataset))
     rows = []
     for method in ("fedmf", "near"):

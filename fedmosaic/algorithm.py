@@ -144,10 +144,13 @@ class Algorithm:
         shown = any(getattr(encoder, "whole", False) for encoder in self.upload.stack)
         return self.whole or shown or self.watches == "all" or (spread and bool(self.upload.stack))
 
-    def traffic(self, n_items: int, touched_rows: float, numbers: float = 0.0) -> tuple[int, int]:
-        """Bytes a client sends and receives in a round, given what it touched and how many numbers were not zero.
+    def traffic(
+        self, n_items: int, touched_rows: float, numbers: float = 0.0, received: float | None = None
+    ) -> tuple[int, int]:
+        """Bytes a client sends and receives in a round.
 
-        Rows averaged over their senders need the senders counted.
+        It touched some rows; of its item tables so many `numbers` were not zero, and of those it `received`, if that
+        was counted. Rows averaged over their senders need the senders counted.
         """
         up = 4.0 * n_items if self.sent and self.server.reduce == "row-mean" else 0.0
         for name in self.sent:
@@ -159,7 +162,11 @@ class Algorithm:
                 up += touched_rows * (4 * row.count(1) + 4)  # values and the row's id
         if self.upload.support == "nonzero":
             up += 8 * numbers  # a value and its place
-        return round(up), sum(4 * self.specs[n].count(n_items) for n in self.received)
+        down = {n: 4 * self.specs[n].count(n_items) for n in self.received}
+        if received is not None:
+            down = {n: size for n, size in down.items() if self.specs[n].axis is not Axis.ITEM}
+            return round(up), sum(down.values()) + round(8 * received)
+        return round(up), sum(down.values())
 
 
 def compose(base: Algorithm, *wrappers: Wrapper) -> Algorithm:

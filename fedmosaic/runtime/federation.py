@@ -81,12 +81,16 @@ class Federation:
         answers = None if probe is None else self._answers(data, state, after, probe, members, done.probed)
         if answers is not None and self.algorithm.keeps:
             after["answers"] = answers  # of users who were not asked this round, too
-        return after, self._record(data, done), answers
+        return after, self._record(data, state, done), answers
 
-    def _record(self, data: TrainingSet, done: Outcome) -> RoundRecord:
-        clients = max(done.total.clients, 1)
+    def _record(self, data: TrainingSet, state: State, done: Outcome) -> RoundRecord:
+        clients, algorithm = max(done.total.clients, 1), self.algorithm
         touched = float(done.total.touched.sum()) / clients
-        up, down = self.algorithm.traffic(data.n_items, touched, done.total.numbers / clients)
+        received = None
+        if algorithm.upload.support == "nonzero":
+            tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
+            received = float(sum(np.count_nonzero(state[f"server/{n}"]) for n in tables))
+        up, down = algorithm.traffic(data.n_items, touched, done.total.numbers / clients, received)
         return RoundRecord(
             clients=done.total.clients,
             bytes_up=up,

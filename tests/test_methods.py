@@ -1,0 +1,239 @@
+"""Methods with work on the server or a third party, and the tools that look into trained models."""
+
+from __future__ import annotations
+
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmosaic import FederatedRecommender, zoo
+from fedmosaic.landscape import Landscape
+from fedmosaic.local import Context
+from fedmosaic.methods.gpfedrec import GPFedRec, neighbours_mean
+from fedmosaic.methods.metamf import generate
+from fedmosaic.privacy.noise import PseudoItems
+from fedmosaic.ragged import Ragged
+from fedmosaic.runtime.tables import item_rows
+from fedmosaic.spectrum import effective_rank, information_abundance
+from fedmosaic.testing import check_chunks, check_engines, check_privacy, digest, same_parity_share, toy_training_set
+from fedmosaic.training import TrainingSet
+from fedmosaic.tree import Axis
+from fedmosaic.upload import Parcel
+
+SMALL: dict[str, dict[str, Any]] = {
+    "metamf": {"dim": 4, "narrow": 2, "hidden": 8, "memory": 6, "group": 4, "rounds": 3},
+    "fedpergnn": {"dim": 4, "rounds": 3, "period": 1, "neighbours": 2, "pseudo": 3},
+    "gpfedrec": {"dim": 4, "rounds": 3, "batch_size": 16, "item_factor": 0.05},
+}
+
+
+def trained(name: str, data: TrainingSet, **changes: Any) -> tuple[Any, Any, Any]:
+    method = zoo.entry(name).build(SMALL[name] | changes)
+    each = np.arange(data.n_items, dtype=np.int32)
+    everything = Ragged(np.tile(each, data.n_users), np.arange(data.n_users + 1) * data.n_items)
+    state, answers = method.start(data, 1), None
+    for number in range(1, method.rounds + 1):
+        state, record, answers = method.advance(data, state, number, 1, everything)
+        assert np.isfinite(record.loss)
+        assert record.bytes_up > 0
+    return method, state, answers
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_answers_are_the_scores_and_the_seed_decides(name: str) -> None:
+    data = toy_training_set()
+    method, state, answers = trained(name, data)
+    scores = method.scorer(data, state).scores(np.arange(data.n_users))
+    np.testing.assert_allclose(scores.ravel(), answers, atol=1e-4)
+    assert digest(state) == digest(trained(name, data)[1])
+    assert method.vectors(state).shape[0] == data.n_items
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_partial_participation(name: str) -> None:
+    _, _, answers = trained(name, toy_training_set(), participation=0.4)
+    assert np.isfinite(answers).all()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_round_trip(name: str, tmp_path: Path) -> None:
+    from fedmosaic.data.sources import load
+
+    model = FederatedRecommender(name, **SMALL[name]).fit(load("synthetic", users=40, items=50, per_user=8))
+    model.save(tmp_path / "m")
+    assert FederatedRecommender.load(tmp_path / "m").recommend(k=5).equals(model.recommend(k=5))
+
+
+LEARN: dict[str, dict[str, Any]] = {
+    "metamf": {"dim": 8, "narrow": 4, "hidden": 32, "memory": 16, "group": 4, "rounds": 60, "rate": 0.01},
+    "fedpergnn": {"dim": 8, "rounds": 80, "neighbours": 2, "pseudo": 2, "noise": 0.001},
+    "gpfedrec": {"dim": 8, "rounds": 80, "rate": 0.3, "user_rate": 1.0, "item_factor": 0.5, "batch_size": 64},
+}
+
+
+@pytest.mark.parametrize("name", LEARN)
+def test_learning_law(name: str) -> None:
+    assert same_parity_share(zoo.entry(name).build(LEARN[name])) >= 0.9
+
+
+def test_the_device_part_of_fedpergnn_keeps_the_laws() -> None:
+    """Between expansions it is a federation like any other; here with neighbours that mean something."""
+    method = zoo.entry("fedpergnn").build(SMALL["fedpergnn"])
+    for check in (check_engines, check_chunks, check_privacy):
+        check(method.federation)
+    plain = zoo.entry("fedpergnn").build(SMALL["fedpergnn"] | {"neighbours": 0, "noise": 0.0, "pseudo": 0})
+    check_engines(plain.federation)
+
+
+def test_neighbours_matter_and_oneself_is_not_among_them() -> None:
+    data = toy_training_set()
+    method = zoo.entry("fedpergnn").build(SMALL["fedpergnn"] | {"noise": 0.0, "pseudo": 0, "publish_noise": 0.0})
+    state = dict(method.start(data, 1))
+    users = np.arange(data.n_users)
+    before = method.scorer(data, state).scores(users)
+    state = dict(method._expanded(data, state, 2, 1))
+    after = method.scorer(data, state).scores(users)
+    assert not np.allclose(before, after, atol=1e-4)
+    lonely = TrainingSet(Ragged.from_rows([[0, 1], [2, 3]]), Ragged.from_rows([[0, 1], [2, 3]]), 5)  # nothing in common
+    state = dict(method.start(lonely, 1))
+    first = method.scorer(lonely, state).scores(np.arange(2))
+    state = dict(method._expanded(lonely, state, 2, 1))
+    np.testing.assert_allclose(method.scorer(lonely, state).scores(np.arange(2)), first, atol=1e-6)
+
+
+def test_pseudo_items_fill_rows_that_were_not_trained() -> None:
+    change = torch.zeros(2 * 10, 3)
+    change[:4] = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    parcel = Parcel({"item": change}, {}, {"item": torch.arange(20) // 10}, np.array([3, 8]), Context(1, 0, 10, 2))
+    found = PseudoItems(3).encode(parcel)["item"]
+    assert torch.equal(found[:4], change[:4])
+    assert int((found[4:10] != 0).any(1).sum()) == 3
+    assert not found[10:].any()  # a client without gradient has nothing to imitate
+    other = PseudoItems(3).encode(replace(parcel, members=np.array([4, 8])))["item"]
+    assert not torch.equal(found, other)
+
+
+def test_gpfedrec_links_the_similar_and_pulls_towards_them() -> None:
+    near, far = np.ones((1, 2, 2), np.float32), -np.ones((1, 2, 2), np.float32)
+    mixed = neighbours_mean(np.concatenate([near, 1.2 * near, far]), 1.0)
+    np.testing.assert_allclose(mixed[0], 1.1 * near[0], rtol=1e-6)
+    np.testing.assert_allclose(mixed[2], far[0], rtol=1e-6)
+    data = toy_training_set()
+    gaps = []
+    for pull in (0.0, 50.0):
+        method = zoo.entry("gpfedrec").build(SMALL["gpfedrec"] | {"pull": pull, "rounds": 2})
+        assert isinstance(method, GPFedRec)
+        state = method.start(data, 1)
+        for number in (1, 2):
+            before = state["anchor"]
+            state, _, _ = method.advance(data, state, number, 1)
+        gaps.append(float(np.abs(state["tuned"] - before).mean()))
+    assert gaps[1] < gaps[0]
+
+
+def test_metamf_gradients_are_those_of_the_whole_chain() -> None:
+    """Sending the gradient of generated tensors and going on at the server is one back-propagation."""
+    data = toy_training_set()
+    method = zoo.entry("metamf").build(SMALL["metamf"] | {"group": 100, "clip": 1e9})
+    state = method.start(data, 1)
+    clients = np.flatnonzero(data.histories.lengths > 0)
+    clients = clients[np.argsort(-data.histories.lengths[clients], kind="stable")]
+    ctx = Context(1, 1, data.n_items, data.n_clients)
+    leaves = {k[7:]: torch.from_numpy(v.copy()).requires_grad_() for k, v in state.items() if k.startswith("server/")}
+    made = generate(leaves, torch.from_numpy(clients), method.settings, data.n_items)
+    block = method._devices(data, clients, made, ctx)
+    loss = torch.zeros(())
+    for place in range(clients.size):
+        at = slice(int(block.examples.offsets[place]), int(block.examples.offsets[place + 1]))
+        items = torch.from_numpy(block.examples.items[at].astype(np.int64))
+        labels = torch.from_numpy(block.examples.labels[at])
+        hidden = torch.relu(made["item"][place, items] @ made["hidden.weight"][place] + made["hidden.bias"][place])
+        scores = (hidden @ made["out.weight"][place] + made["out.bias"][place]).squeeze(-1)
+        loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, labels)
+    whole = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
+    rows = made["item"][block.owners[Axis.ITEM], torch.from_numpy(block.place.touched.values.astype(np.int64))]
+    names = [n for n in made if n != "item"]
+    sent = [block.gradients["item"], *(block.gradients[n] for n in names)]
+    chain = torch.autograd.grad([rows, *(made[n] for n in names)], list(leaves.values()), sent)
+    for one, other in zip(whole, chain, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+# --- looking into models ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "fedrap", "fedrecon-dual", "fedmf-plgc", "local-only"])
+def test_item_rows_are_what_a_device_scores_with(name: str) -> None:
+    given: dict[str, Any] = {"dim": 4, "batch_size": 16}
+    fields = zoo.entry(name).settings.model_fields
+    given |= {k: v for k, v in {"item_rate": 2.0, "table_rate": 2.0, "item_factor": 0.1}.items() if k in fields}
+    federation = zoo.entry(name).build(given)
+    data = toy_training_set()
+    state = federation.start(data, 1)
+    for number in (1, 2):
+        state, _, _ = federation.advance(data, state, number, 1)
+    scorer = federation.scorer(data, state)
+    scores = scorer.scores(np.array([0, 1]))
+    gaps = []
+    for user in (0, 1):
+        rows = item_rows(scorer, user)["item"]
+        if name == "fedrecon-dual":  # its vectors are rebuilt; scores must still be affine in the rows
+            fit = np.linalg.lstsq(np.c_[rows, np.ones(len(rows))], scores[user], rcond=None)[0]
+            gaps.append(np.abs(np.c_[rows, np.ones(len(rows))] @ fit - scores[user]).max())
+        else:
+            gaps.append(np.abs(rows @ state["private/user"][user] + state["private/bias"][user] - scores[user]).max())
+    assert max(gaps) < 1e-4
+
+
+def test_landscape_is_exact_and_comparable() -> None:
+    data = toy_training_set()
+    flat, sharp = (zoo.entry("fedrecgel").build({"dim": 4, "participation": 1.0, "rho_shared": r}) for r in (0.5, 0.0))
+    lands = []
+    for federation in (flat, sharp):
+        state = federation.start(data, 1)
+        for number in range(1, 6):
+            state, _, _ = federation.advance(data, state, number, 1)
+        lands.append(Landscape(federation, data, state))
+    one, two = (land.direction(0) for land in lands)
+    assert all(torch.equal(one[n], two[n]) for n in one)  # the same for both
+    length = sum(float(v.square().sum()) for v in one.values())
+    assert abs(length - 1) < 1e-5
+    land = lands[0]
+    assert land.loss() == land.loss(dict.fromkeys(land.shared, torch.zeros(())))  # no noise of its own
+    surface = land.surface(radius=0.5, points=3)
+    assert surface.losses.shape == (3, 3)
+    assert abs(surface.losses[1, 1] - land.loss()) < 1e-9
+    scaled = land.direction(0, "filter")
+    for name, value in scaled.items():
+        if value.ndim == 2:
+            torch.testing.assert_close(value.norm(dim=1), land.shared[name].norm(dim=1), rtol=1e-4, atol=1e-6)
+    found = land.sharpness(radius=0.5, directions=3)
+    assert found.uphill_rise >= found.worst_rise - 1e-6
+    paper = [land.noisy_loss(land.direction(0, "paper"), seed) for seed in (1, 2)]
+    assert np.isfinite(paper).all()
+    ways = [land.direction(number, "paper") for number in (0, 1)]
+    cosine = sum(float((ways[0][n] * ways[1][n]).sum()) for n in ways[0])
+    assert 0.3 < cosine < 0.7  # entries of mean 1 are half aligned: why the recipe misleads
+
+
+def test_spectrum_of_collapsed_and_full_tables() -> None:
+    rng = np.random.default_rng(0)
+    full, flat = rng.standard_normal((200, 8)), rng.standard_normal((200, 1)) @ rng.standard_normal((1, 8))
+    assert information_abundance(full) > 5 > 1.01 > information_abundance(flat)
+    assert effective_rank(full) > 7
+    assert effective_rank(flat) < 1.01
+    assert information_abundance(np.zeros((3, 2))) == effective_rank(np.zeros((3, 2))) == 0
+
+
+def test_the_example_of_ones_own_algorithm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = Path(__file__).parents[1] / "examples" / "own_algorithm.py"
+    monkeypatch.setattr("sys.argv", ["own_algorithm.py", "--dataset", "synthetic", "--rounds", "2"])
+    try:
+        runpy.run_path(str(example), run_name="__main__")
+    finally:
+        zoo.ZOO.pop("near", None)

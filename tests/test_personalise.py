@@ -1,0 +1,425 @@
+"""Wrappers: what they compute, that their neutral settings are their hosts, and that every engine agrees on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmosaic import zoo
+from fedmosaic.algorithm import Algorithm, compose
+from fedmosaic.errors import SettingsError
+from fedmosaic.hosts import AdditiveSettings, LinearSettings, additive_host, fedneumf, linear, roles_of
+from fedmosaic.hosts import SharpnessSettings as Sharp
+from fedmosaic.local import SGD, Adam, Context, Move, Pass, Phase, plain_slope
+from fedmosaic.models.mf import LinearScorer
+from fedmosaic.models.view import Batch, View
+from fedmosaic.objective import ChunkedBCE
+from fedmosaic.personalise.additive import AdditiveModel, Ramp, additive
+from fedmosaic.personalise.dual import dual
+from fedmosaic.personalise.lowrank import low_rank
+from fedmosaic.personalise.mixing import MixedModel, NTKWeight, decorrelation, distinct, mixing
+from fedmosaic.personalise.sharpness import UphillSlope, climb, sharpness_aware
+from fedmosaic.privacy.noise import Additive, Clip, clipped, noisy
+from fedmosaic.ragged import Ragged
+from fedmosaic.runtime import kernel
+from fedmosaic.runtime.federation import Federation
+from fedmosaic.server import Server
+from fedmosaic.testing import check_chunks, check_engines, check_privacy, digest, run_rounds, toy_training_set
+from fedmosaic.tree import Init, Role
+from fedmosaic.upload import SCALE, Parcel, Upload
+
+RAP: dict[str, Any] = {"dim": 4, "table_rate": 2.0, "decay": 0.01, "local_epochs": 3, "batch_size": 32, "rounds": 3}
+MIX: dict[str, Any] = {"dim": 4, "batch_size": 16, "item_rate": 2.0, "rounds": 3}
+
+
+def state_of(algorithm: Algorithm, engine: str = "simulate", **task: Any) -> Any:
+    return run_rounds(Federation(algorithm, engine=engine), toy_training_set(), **task)[0]  # type: ignore[arg-type]
+
+
+# --- engine law over the switches ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tolerance": 0.2},
+        {"norm": "nuclear"},
+        {"norm": "infinity"},
+        {"ramp": "as-released", "apart": 0.5, "sparse": 0.5},
+        {"ramp": "frac", "norm": "l2", "sparse": 2.0},
+        {"upload": "gradient"},
+        {"threshold": 0.05},
+        {"clip": 0.1, "noise": 1.0},
+        {"own_rate": 0.0},
+        {"own_rate": 1.0, "step_decay": 0.5, "participation": 0.5},
+    ],
+    ids=str,
+)
+def test_engine_law_of_fedrap(changes: dict[str, Any]) -> None:
+    federation = zoo.entry("fedrap").build(RAP | changes)
+    check_engines(federation)
+    check_chunks(federation)
+    check_privacy(federation)
+
+
+@pytest.mark.parametrize("host", ["fedmf-plgc", "pfedrec-plgc", "fedncf-plgc"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local": "keep"},
+        {"local": "keep", "participation": 0.5, "weight": 0.0},
+        {"mix": 0.3},
+        {"trace_rows": "examples", "centred": True},
+        {"trace_rows": "all"},
+        {"when": "epoch", "local_epochs": 2},
+        {"when": "round", "smooth": True, "local": "keep"},
+        {"clip_low": 0.45, "clip_high": 0.55},
+        {"exact": True},
+        {"form": "self", "gamma": 1.0},
+    ],
+    ids=str,
+)
+def test_engine_law_of_mixing(host: str, changes: dict[str, Any]) -> None:
+    given = {"item_factor": 0.05, "rate": 0.5, "user_rate": 0.5} if host == "fedncf-plgc" else {"item_rate": 2.0}
+    federation = zoo.entry(host).build({"dim": 4, "batch_size": 16} | given | changes)
+    check_engines(federation)
+    check_privacy(federation)
+
+
+def test_the_fused_engine_covers_the_linear_family() -> None:
+    data = toy_training_set()
+    for name in ("fedrap", "fedrap-no", "fedrap-l2", "fedmf-plgc", "pfedrec-plgc", "fedrecon", "fedrecon-dual", "colr"):
+        reason = kernel.unfit(zoo.entry(name).build().algorithm, data)
+        assert bool(reason) == (name == "colr"), (name, reason)
+
+
+@pytest.mark.parametrize("changes", [{"joint": True}, {"rho_shared": 0.0}, {"rho_private": 0.0}, {"dim": 8}], ids=str)
+def test_engine_law_of_sharpness(changes: dict[str, Any]) -> None:
+    federation = zoo.entry("fedrecgel").build({"dim": 4, "participation": 0.5} | changes)
+    check_engines(federation)
+    check_chunks(federation)
+
+
+@pytest.mark.parametrize(
+    "wrapper", [noisy("laplace", 0.1), noisy("gaussian", 0.1), clipped(0.05), low_rank(2), low_rank(4)]
+)
+def test_engine_law_of_encoders_and_noise(wrapper: Any) -> None:
+    host = linear(LinearSettings(**{k: v for k, v in MIX.items() if k != "rounds"}))
+    check_engines(Federation(wrapper(host)))
+    check_engines(Federation(wrapper(compose(host, dual()))))
+
+
+# --- identity laws ------------------------------------------------------------------------------------------------
+
+
+def test_own_table_frozen_at_zero_is_the_shared_table_alone() -> None:
+    host = additive_host(AdditiveSettings(**{k: v for k, v in RAP.items() if k != "rounds"}))
+    wrapped = additive(own_rate=0.0, init=Init("zero"))(host)
+    one, two = state_of(host), state_of(wrapped)
+    for name in ("server/item", "private/user", "private/bias"):
+        assert np.array_equal(one[name], two[name]), name
+
+
+def test_mixing_with_weight_one_is_its_host_bit_for_bit() -> None:
+    """`mixing` returns the host itself; its machinery, forced, gives the same bits too."""
+    host = linear(LinearSettings(dim=4, batch_size=16, item_rate=2.0))
+    for one in (host, compose(host, dual())):
+        assert mixing(1.0, beta=0.0)(one) is one
+        forced = replace(one, model=MixedModel(one.model, "item", 1.0))
+        for prefix in ("server/", "private/"):
+            assert digest(state_of(forced), prefix) == digest(state_of(one), prefix)
+
+
+def test_sharpness_with_radius_zero_is_its_host_bit_for_bit() -> None:
+    host = fedneumf(Sharp(dim=4))
+    assert sharpness_aware(0.0, 0.0)(host) is host
+    sent = host.sent
+    groups = ((sent, 0.0), (tuple(n for n in host.specs if n not in sent), 0.0))
+    forced = replace(host, slope=UphillSlope(host.slope, groups, joint=False))
+    assert digest(state_of(forced)) == digest(state_of(host))
+    settings = {"dim": 4, "participation": 0.5, "rho_shared": 0.0, "rho_private": 0.0}
+    gel = zoo.entry("fedrecgel").build(settings)
+    plain = zoo.entry("fedneumf").build({"dim": 4, "participation": 0.5})
+    data = toy_training_set()
+    assert digest(run_rounds(gel, data)[0]) == digest(run_rounds(plain, data)[0])
+
+
+def test_full_rank_is_its_host() -> None:
+    host = linear(LinearSettings(dim=4, batch_size=16, item_rate=2.0))
+    np.testing.assert_allclose(state_of(low_rank(4)(host))["server/item"], state_of(host)["server/item"], atol=1e-5)
+
+
+def test_no_noise_and_a_wide_bound_are_the_host() -> None:
+    host = linear(LinearSettings(dim=4, batch_size=16, item_rate=2.0))
+    assert noisy("laplace", 0.0)(host) is host
+    np.testing.assert_allclose(state_of(clipped(1e6)(host))["server/item"], state_of(host)["server/item"], atol=1e-6)
+
+
+# --- FedRAP -------------------------------------------------------------------------------------------------------
+
+
+def test_ramps_are_those_of_the_paper_and_reach_the_loss() -> None:
+    def at(a: int) -> Context:
+        return Context(a + 1, 0, 1, 1)
+
+    assert Ramp(0.5)(at(0)) == 0
+    assert abs(Ramp(0.5)(at(10)) - 0.5 * 0.76159) < 1e-5
+    assert [Ramp(1.0, "square")(at(a)) for a in (0, 4, 5, 9, 10)] == [1, 1, 0, 0, 1]
+    assert Ramp(1.0, "frac")(at(3)) == 0.25
+    assert Ramp(1.0, "sin")(at(0)) == 0.5
+    data = toy_training_set()
+    losses = {
+        ramp: run_rounds(zoo.entry("fedrap").build(RAP | {"ramp": ramp}), data)[1] for ramp in ("tanh", "as-released")
+    }
+    first = [losses[r][0][0].loss for r in losses]
+    assert first[0] > first[1] + 0.01  # the first round has no terms yet under the ramp
+    assert zoo.entry("fedrap-fixed").build(RAP) == zoo.entry("fedrap").build(RAP | {"ramp": "as-released"})
+
+
+def test_additive_objective_is_the_formula() -> None:
+    model = AdditiveModel(LinearScorer(3), "item", "item.own", Init("normal", 1.0))
+    rng = torch.Generator().manual_seed(0)
+    params = {n: torch.randn(5, 3, generator=rng) for n in ("item", "item.own")}
+    params |= {"user": torch.randn(1, 3, generator=rng), "bias": torch.zeros(1, 1)}
+    items = torch.tensor([[0, 2, 2, 4]])
+    batch = Batch(items, torch.tensor([[0]]), torch.tensor([[1.0, 0, 1, 0]]), torch.tensor([[1.0, 1, 1, 0]]))
+    wrapped = additive(0.3, 0.7)(Algorithm(LinearScorer(3), roles_of(LinearScorer(3)), ()))
+    found = wrapped.objective(model, View(params, batch), batch, Context(1, 0, 5, 1))
+    own, common = params["item.own"][items[0, :3]], params["item"][items[0, :3]]
+    scores = ((own + common) * params["user"][0]).sum(1)
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(scores, batch.labels[0, :3])
+    wanted = entropy - 0.3 * (own - common).square().mean() + 0.7 * common.abs().mean()
+    torch.testing.assert_close(found[0], wanted)
+
+
+def test_untouched_own_rows_shrink_by_one_number_per_client() -> None:
+    """A dense optimiser with weight decay, computed from touched rows and one scalar."""
+    data = replace(toy_training_set(), histories=Ragged.from_rows([[1, 2]]), excluded=Ragged.from_rows([[1, 2]]))
+    settings = RAP | {"negatives": 1, "tolerance": 0.0, "round_decay": 1.0, "batch_size": 2, "local_epochs": 2}
+    federation = zoo.entry("fedrap").build(settings)
+    for engine in ("loop", "simulate", "kernel"):
+        state, _ = run_rounds(replace(federation, engine=engine), data, rounds=1)
+        steps = 4  # two epochs of two batches
+        wanted = np.prod([1 - 2.0 * 0.95**t * 0.01 for t in range(steps)])
+        np.testing.assert_allclose(state["private/item.own.scale"], [wanted], rtol=1e-5)
+        touched = state["private/item.own.keys"]
+        start = federation.start(data, 1)["server/item"]
+        others = np.setdiff1d(np.arange(data.n_items), touched)
+        np.testing.assert_allclose(state["server/item"][others], start[others] * wanted, rtol=1e-4)
+
+
+def test_a_threshold_makes_the_shared_table_sparse_and_saves_bytes() -> None:
+    data = toy_training_set()
+    dense, thin = (run_rounds(zoo.entry("fedrap").build(RAP | {"threshold": t}), data, rounds=8) for t in (0.0, 0.1))
+    assert (thin[0]["server/item"] == 0).mean() > 0.2 > (dense[0]["server/item"] == 0).mean()
+    assert thin[1][-1][0].bytes_up < thin[1][0][0].bytes_up
+    assert thin[1][-1][0].bytes_down < dense[1][-1][0].bytes_down
+
+
+def test_ablations_refuse_what_they_fix() -> None:
+    with pytest.raises(SettingsError, match="norm"):
+        zoo.entry("fedrap-no").build({"norm": "l1"})
+    d = zoo.entry("fedrap-d").build().algorithm
+    assert d.sent == ()
+    c = zoo.entry("fedrap-c").build().algorithm
+    assert c.roles == {"item": Role.SHARED, "user": Role.PRIVATE, "bias": Role.PRIVATE}
+
+
+# --- mixing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_weight_is_the_share_of_the_traces(exact: bool) -> None:
+    rng = torch.Generator().manual_seed(1)
+    given = torch.randn(6, 3, generator=rng)
+    batch = Batch(torch.tensor([[0, 1, 2]]), torch.tensor([[0, 0, 0]]), torch.ones(1, 3), torch.ones(1, 3))
+    model = MixedModel(LinearScorer(3, bias=False), "item", None)
+    weigh = NTKWeight("item", model.mix, exact=exact)
+    for c, wanted in ((1.0, 0.5), (2.0, 0.8), (0.5, 0.2)):
+        params = {"item": c * given, "user": torch.ones(1, 3), model.mix: torch.zeros(1, 2)}
+        found = weigh(model, View(params, batch, {"item": given}, batch), Context(1, 0, 6, 1))
+        torch.testing.assert_close(found[0, 0], torch.tensor(wanted))
+
+
+def test_decorrelation_is_invariant_and_its_gradient_is_right() -> None:
+    rng = torch.Generator().manual_seed(2)
+    one, other = torch.randn(1, 20, 4, generator=rng), torch.randn(1, 20, 4, generator=rng)
+    mask = torch.ones(1, 20)
+    base = decorrelation(one, other, mask, 0.5)
+    torch.testing.assert_close(
+        decorrelation(one * torch.tensor([1.0, 2, 3, 4]) + 7, other, mask, 0.5), base, rtol=1e-3, atol=1e-4
+    )
+    wide = one.double().requires_grad_()
+    torch.autograd.gradcheck(lambda z: decorrelation(z, other.double(), mask.double(), 0.5), (wide,), atol=1e-4)
+    few = torch.zeros(1, 20)
+    few[0, :2] = 1
+    assert decorrelation(one, other, few, 0.5).item() == 0
+
+
+def test_distinct_marks_each_item_once() -> None:
+    batch = Batch(
+        torch.tensor([[3, 1, 3, 1, 9]]), torch.zeros(1, 1), torch.zeros(1, 5), torch.tensor([[1.0, 1, 1, 1, 0]])
+    )
+    assert distinct(batch).tolist() == [[1, 1, 0, 0, 0]]
+
+
+def test_the_global_table_gets_no_gradient_and_no_more_is_sent() -> None:
+    host = linear(LinearSettings(dim=4, batch_size=16, item_rate=2.0))
+    wrapped = mixing()(host)
+    assert wrapped.traffic(100, 50.0) == host.traffic(100, 50.0)
+    rng = torch.Generator().manual_seed(3)
+    given = torch.randn(5, 4, generator=rng).requires_grad_()
+    batch = Batch(torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0]]), torch.tensor([[1.0, 0, 1, 0]]), torch.ones(1, 4))
+    model = wrapped.model
+    params = {"item": torch.randn(5, 4), "user": torch.ones(1, 4), "bias": torch.zeros(1, 1)}
+    local = params["item"].requires_grad_()
+    mix = torch.tensor([[0.25, 1.0]])
+    view = View({**params, "item": local, "item.mix": mix}, batch, {"item": given.detach()}, batch)
+    score = model.score(view, batch.items).sum()
+    (slope,) = torch.autograd.grad(score, [local])
+    torch.testing.assert_close(slope[:4], torch.full((4, 4), 0.25))  # weight · w
+
+
+# --- sharpness ----------------------------------------------------------------------------------------------------
+
+
+def test_uphill_steps_have_exactly_the_radius_and_leave_parameters_alone() -> None:
+    rng = torch.Generator().manual_seed(4)
+    gradients = {"a": torch.randn(6, 3, generator=rng), "b": torch.randn(2, 5, generator=rng)}
+    owners = {"a": torch.tensor([0, 0, 0, 1, 1, 1]), "b": torch.tensor([0, 1])}
+    steps = climb(gradients, owners, 0.3, 2)
+    for client in (0, 1):
+        squares = sum(float(steps[n][owners[n] == client].square().sum()) for n in steps)
+        assert abs(squares**0.5 - 0.3) < 1e-6
+    still = climb({"a": torch.zeros(6, 3)}, owners, 0.3, 2)
+    assert not still["a"].any()
+
+
+def test_gradients_are_those_at_the_uphill_points() -> None:
+    """L = a² b for one client: by hand."""
+    at = {"a": torch.tensor([[2.0]]), "b": torch.tensor([[3.0]])}
+    owners = dict.fromkeys(at, torch.tensor([0]))
+
+    def losses(values: Any) -> torch.Tensor:
+        product: torch.Tensor = values["a"].square() * values["b"]
+        return product.reshape(1)
+
+    ctx = Context(1, 0, 1, 1)
+    apart = UphillSlope(plain_slope, ((("a",), 0.5), (("b",), 0.1)), joint=False)
+    value, slopes = apart(losses, at, owners, ctx)
+    assert float(value) == 12
+    torch.testing.assert_close(slopes["a"], torch.tensor([[2 * 2.5 * 3.0]]))
+    torch.testing.assert_close(slopes["b"], torch.tensor([[4.0]]))
+    together = replace(apart, joint=True)(losses, at, owners, ctx)[1]
+    torch.testing.assert_close(together["a"], torch.tensor([[2 * 2.5 * 3.1]]))
+    torch.testing.assert_close(together["b"], torch.tensor([[2.5**2]]))
+    assert at["a"].item() == 2.0
+    with pytest.raises(SettingsError, match="uploads gradients"):
+        sharpness_aware(0.1)(linear(LinearSettings(dim=4)))
+
+
+def test_chunked_loss_is_a_sum_of_means() -> None:
+    model = LinearScorer(2, bias=False)
+    params = {"item": torch.zeros(5, 2), "user": torch.zeros(1, 2)}
+    batch = Batch(torch.tensor([[0, 1, 2, 3, 4]]), torch.tensor([[0]]), torch.zeros(1, 5), torch.ones(1, 5))
+    found = ChunkedBCE(2)(model, View(params, batch), batch, Context(1, 0, 5, 1))
+    torch.testing.assert_close(found, torch.tensor([3 * float(np.log(2))]))
+
+
+# --- uploads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "spread"), [("laplace", 2**0.5), ("gaussian", 1.0)])
+def test_noise_has_its_scale_on_every_number_and_is_keyed(kind: Any, spread: float) -> None:
+    noise, ctx = Additive(kind, 0.5), Context(3, 7, 100, 10)
+    clients = np.arange(5)
+    total, again, alone = (np.zeros((400, 8), dtype=np.int64) for _ in range(3))
+    noise.add(total, "item", clients, ctx)
+    for client in clients[::-1]:
+        noise.add(again, "item", np.array([client]), ctx)
+    assert np.array_equal(total, again)
+    noise.add(alone, "item", clients[:1], ctx)
+    values = alone / SCALE
+    assert abs(values.std() - 0.5 * spread) < 0.03
+    assert abs(values.mean()) < 0.03
+    other = np.zeros_like(alone)
+    noise.add(other, "item", clients[:1], replace(ctx, round=4))
+    assert not np.array_equal(alone, other)
+
+
+def test_clipping_bounds_the_joint_norm_of_each_client() -> None:
+    changes = {"a": torch.full((4, 2), 3.0), "b": torch.full((2, 2), 0.001)}
+    owners = {"a": torch.tensor([0, 0, 0, 0]), "b": torch.tensor([0, 1])}
+    parcel = Parcel(changes, {}, owners, np.array([5, 9]), Context(1, 0, 4, 2))
+    found = Clip(0.5).encode(parcel)
+    squares = float(found["a"].square().sum() + found["b"][0].square().sum())
+    assert abs(squares**0.5 - 0.5) < 1e-6
+    assert torch.equal(found["b"][1], changes["b"][1])  # short enough already
+
+
+def test_low_rank_uploads_are_lossless_within_their_subspace() -> None:
+    """What the server decodes is exactly what the devices changed."""
+    host = linear(LinearSettings(dim=4, batch_size=16, item_rate=2.0))
+    data = toy_training_set()
+    one = run_rounds(Federation(low_rank(2)(host)), data, rounds=1)[0]
+    projected = replace(low_rank(2)(host), upload=Upload())  # the same training, sent at full width
+    two = run_rounds(Federation(projected), data, rounds=1)[0]
+    np.testing.assert_allclose(one["server/item"], two["server/item"], atol=1e-5)
+    change = one["server/item"] - Federation(host).start(data, 1)["server/item"]
+    assert np.linalg.matrix_rank(change, tol=1e-4) == 2
+
+
+# --- rebuilt parameters -------------------------------------------------------------------------------------------
+
+
+def test_fedrecon_keeps_nothing_on_devices_and_answers_strangers() -> None:
+    federation = zoo.entry("fedrecon").build({"dim": 4, "batch_size": 16, "item_factor": 0.1, "participation": 0.3})
+    data = toy_training_set()
+    state, _ = run_rounds(federation, data)
+    assert not [k for k in state if k.startswith(("private/", "memory/", "kept/"))]
+    stranger = int(np.flatnonzero((state["last"] == 0) & (data.histories.lengths > 0))[0])
+    scores = federation.scorer(data, state).scores(np.array([stranger]))
+    assert np.isfinite(scores).all()
+    plain = state["server/item"] @ federation.algorithm.specs["user"].rows(1, np.array([stranger]))[0]
+    assert not np.allclose(scores[0], plain, atol=1e-3)  # rebuilt from the history, not the first vector
+
+
+def test_support_and_query_divide_the_examples() -> None:
+    from fedmosaic.data.batches import make_examples
+
+    data = toy_training_set()
+    examples = make_examples(data, np.arange(13), negatives=4, seed=0, round=1)
+    support, query = (examples.part(p)[0] for p in ("support", "query"))
+    lone = np.flatnonzero(data.histories.lengths == 1)
+    both = np.intersect1d(support, query)
+    assert set(np.unique(examples.users[both])) <= set(lone.tolist())
+    assert np.array_equal(np.union1d(support, query), np.arange(examples.items.size))
+
+
+# --- what cannot be said ------------------------------------------------------------------------------------------
+
+
+def test_more_wrong_declarations_are_refused() -> None:
+    model = LinearScorer(4)
+    roles = roles_of(model)
+    step = Phase((Move(("user", "bias"), 0.1), Move(("item",), 0.1)))
+    with pytest.raises(SettingsError, match="say in `serve` by which passes"):
+        Algorithm(model, roles | {"user": Role.REBUILT}, (Pass((step,)),))
+    host = zoo.entry("fedncf").build().algorithm
+    with pytest.raises(SettingsError, match="only item tables can be kept"):
+        replace(host, roles={**host.roles, "out.0.bias": Role.KEPT})
+    adam = Phase((Move(("user", "bias", "item"), 0.1, Adam()),))
+    with pytest.raises(SettingsError, match="need plain SGD"):
+        Algorithm(model, roles, (Pass((adam,), tolerance=0.1),))
+    with pytest.raises(SettingsError, match="when=round"):
+        mixing(smooth=True)
+    with pytest.raises(SettingsError, match="at least that wide"):
+        low_rank(9)(Algorithm(model, roles, (Pass((step,)),)))
+    with pytest.raises(SettingsError, match="noise already"):
+        compose(Algorithm(model, roles, (Pass((step,)),)), noisy("laplace", 1.0), noisy("laplace", 1.0))
+    decayed = Phase((Move(("user", "bias", "item"), 0.1, SGD(0.1, everywhere=True)),))
+    assert Algorithm(model, roles, (Pass((decayed,)),), server=Server()).dense is False
