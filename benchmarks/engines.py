@@ -1,6 +1,6 @@
 """Engines against the slow twin: CPU seconds per round, sampling and evaluation included, interleaved in one run.
 
-python benchmarks/engines.py [--data-dir FOLDER] [--repeats 3] [--skip-network]
+python benchmarks/engines.py [--data-dir FOLDER] [--repeats 3] [--only pfedrec fedncf fedrap fedrecgel]
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from slow_personal import SlowFedRAP, SlowGEL
 from slow_twin import SlowTwin
 
 from fedmosaic import leave_one_out, load
 from fedmosaic.data.negatives import draw_candidates
+from fedmosaic.data.split import Part
 from fedmosaic.evaluate import make_probe, rank_probe
 from fedmosaic.ragged import Ragged
 from fedmosaic.recommender import training_set
@@ -39,27 +41,29 @@ def bandwidth() -> float:
 
 
 class Ours:
-    """One federation advanced round after round, both parts evaluated every round."""
+    """One federation advanced round after round, every held-out part evaluated every round."""
 
-    def __init__(self, method: str, engine: str, split: Any, candidates: Any) -> None:
-        self.method = entry(method).build({"engine": engine})
+    def __init__(self, method: str, engine: str, split: Any, candidates: Any, **settings: Any) -> None:
+        self.method = entry(method).build({"engine": engine} | settings)
         self.data = training_set(split, "legacy")
-        self.split, self.round = split, 0
-        self.parts = [make_probe(split, part, candidates) for part in ("validation", "test")]
+        both: tuple[Part, Part] = ("validation", "test")
+        self.round, parts = 0, [part for part in both if split.held_out(part).values.size]
+        self.held = [split.held_out(part) for part in parts]
+        self.parts = [make_probe(split, part, candidates) for part in parts]
         rows = np.concatenate([p.rows for p in self.parts])
-        self.both = Ragged.group(rows, np.concatenate([p.values for p in self.parts]), split.n_users)
+        self.asked = Ragged.group(rows, np.concatenate([p.values for p in self.parts]), split.n_users)
         self.state = self.method.start(self.data, 0)
 
     def __call__(self) -> float:
         self.round += 1
-        self.state, record, answers = self.method.advance(self.data, self.state, self.round, 0, self.both)
-        table = answers.reshape(self.split.n_users, 2, -1)
+        self.state, record, answers = self.method.advance(self.data, self.state, self.round, 0, self.asked)
+        table = answers.reshape(len(self.asked), len(self.parts), -1)
         found = [
             rank_probe(np.ascontiguousarray(table[:, i]).ravel(), part, held).mean("hr", 10)
-            for i, (part, held) in enumerate(zip(self.parts, (self.split.validation, self.split.test), strict=True))
+            for i, (part, held) in enumerate(zip(self.parts, self.held, strict=True))
         ]
         self.touched = record.touched_rows * record.clients
-        return float(found[1])
+        return float(found[-1])
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
@@ -68,7 +72,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def compare(title: str, twin: SlowTwin, ours: dict[str, tuple[Ours, int]], repeats: int) -> None:
+def compare(title: str, twin: SlowTwin | SlowGEL, ours: dict[str, tuple[Ours, int]], repeats: int) -> None:
     taken: dict[str, list[float]] = {name: [] for name in ("slow twin", *ours)}
     for one, _ in ours.values():
         one()  # compile and warm up
@@ -92,26 +96,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", default=os.environ.get("FEDMOSAIC_DATA"))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--skip-network", action="store_true")
+    parser.add_argument("--only", nargs="*", default=["pfedrec", "fedncf", "fedrap", "fedrecgel"])
     args = parser.parse_args()
     torch.set_num_threads(1)
     numba.set_num_threads(1)
-    split = leave_one_out(load("ml-100k", args.data_dir), ties="file")
-    candidates = draw_candidates(split)
-    compare(
-        "PFedRec on ML-100K, one thread, median",
-        SlowTwin(split, candidates),
-        {
-            "fused kernel": (Ours("pfedrec", "kernel", split, candidates), 20),
-            "general (autograd)": (Ours("pfedrec", "simulate", split, candidates), 4),
-        },
-        args.repeats,
-    )
-    if not args.skip_network:
+    films = leave_one_out(load("ml-100k", args.data_dir), ties="file")
+    lists = draw_candidates(films)
+    if "pfedrec" in args.only:
+        compare(
+            "PFedRec on ML-100K, one thread, median",
+            SlowTwin(films, lists),
+            {
+                "fused kernel": (Ours("pfedrec", "kernel", films, lists), 20),
+                "general (autograd)": (Ours("pfedrec", "simulate", films, lists), 4),
+            },
+            args.repeats,
+        )
+    if "fedncf" in args.only:
         compare(
             "FedNCF on ML-100K, one thread, median",
-            SlowTwin(split, candidates, tower=True),
-            {"general (autograd)": (Ours("fedncf", "simulate", split, candidates), 4)},
+            SlowTwin(films, lists, tower=True),
+            {"general (autograd)": (Ours("fedncf", "simulate", films, lists), 4)},
+            args.repeats,
+        )
+    if "fedrap" in args.only:
+        compare(
+            "FedRAP on ML-100K, 10 local epochs, one thread, median",
+            SlowFedRAP(films, lists),
+            {
+                "fused kernel": (Ours("fedrap", "kernel", films, lists, ramp="as-released"), 4),
+                "general (autograd)": (Ours("fedrap", "simulate", films, lists, ramp="as-released"), 1),
+            },
+            args.repeats,
+        )
+    if "fedrecgel" in args.only:
+        trust = leave_one_out(load("filmtrust-5", args.data_dir), validation=False)
+        lists = draw_candidates(trust)
+        compare(
+            "FedRecGEL on FilmTrust, a tenth of the clients, one thread, median",
+            SlowGEL(trust, lists),
+            {"general (autograd)": (Ours("fedrecgel", "simulate", trust, lists), 4)},
             args.repeats,
         )
 

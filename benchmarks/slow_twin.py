@@ -58,7 +58,7 @@ class SlowTwin:
         random.seed(seed)
         self.split, self.candidates, self.tower = split, candidates, tower
         self.model: nn.Module = TowerNet(split.n_items) if tower else ScoreNet(split.n_items)
-        self.private = ("user",) if tower else ("score",)
+        self.private: tuple[str, ...] = ("user",) if tower else ("score",)
         everything = set(range(split.n_items))
         self.train = pd.DataFrame({"user": split.train.rows, "item": split.train.values})
         self.pool = pd.DataFrame(

@@ -32,13 +32,14 @@ Rate = float | Tensor  # one for all, or one per row
 
 @dataclass(frozen=True)
 class PerItem:
-    """A rate proportional to the size of the catalogue: factor · items (PFedRec's released code)."""
+    """A rate that grows with the catalogue, as in PFedRec's released code: factor · items · gamma^(round - 1)."""
 
     factor: float
+    gamma: float = 1.0
 
     def __call__(self, ctx: Context) -> float:
-        """factor · items."""
-        return self.factor * ctx.n_items
+        """The rate of a round."""
+        return float(self.factor * ctx.n_items * self.gamma ** (ctx.round - 1))
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import fedmosaic
 ROOT = Path(fedmosaic.__file__).parent
 # A module may import only from rooms at its own height or below.
 FLOORS = [
-    {"errors", "keys", "ragged", "store", "tree"},
+    {"errors", "keys", "ragged", "store", "tree", "spectrum"},
     {"data", "metrics", "evaluate", "training"},
     {"local", "models", "objective", "upload", "server"},
     {"algorithm"},
     {"personalise", "closed_form", "privacy"},
     {"runtime"},
-    {"hosts", "methods"},
+    {"hosts", "methods", "landscape"},
     {"zoo", "testing"},
     {"config", "recommender"},
     {"folder"},

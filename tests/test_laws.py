@@ -32,7 +32,7 @@ from fedmosaic.testing import (
 from fedmosaic.tree import Init, Role
 from fedmosaic.upload import Upload
 
-METHODS = [name for name, e in zoo.ZOO.items() if "engine" in e.settings.model_fields]
+METHODS = [name for name, e in zoo.ZOO.items() if "engine" in e.settings.model_fields and name != "fedpergnn"]
 # Small batches so that the toy data has several, the last one partial; a mild rate so that float noise stays small.
 SMALL: dict[str, Any] = {"dim": 4, "batch_size": 16, "rounds": 3}
 NETWORK = {"item_factor": 0.05, "rate": 0.5, "user_rate": 0.5}
@@ -94,6 +94,16 @@ LEARN: dict[str, dict[str, Any]] = {
     "fedncf": {"rounds": 150, "rate": 1.0, "user_rate": 1.0, "item_factor": 1.0},
     "fedncf-dual": {"rounds": 150, "rate": 0.3, "user_rate": 0.3, "item_factor": 0.5},
     "fedncf-rows": {"rounds": 80, "rate": 0.02, "participation": 1.0},
+    "fedrecon": {"rounds": 60, "item_factor": 2.0, "score_rate": 1.0},
+    "fedrecon-dual": {"rounds": 60, "item_factor": 0.5, "score_rate": 1.0},
+    "fedrap": {"rounds": 60, "preset": "retuned", "table_rate": 50.0, "table_factor": None, "score_rate": 1.0},
+    "fedrap-c": {"rounds": 40, "table_rate": 20.0},
+    "fedneumf": {"rounds": 60, "participation": 1.0, "shared_rate": 0.02},
+    "fedrecgel": {"rounds": 60, "participation": 1.0, "shared_rate": 0.02},
+    "fedmf-plgc": {"rounds": 60, "preset": "scale-free"},
+    "pfedrec-plgc": {"rounds": 60, "preset": "scale-free"},
+    "fedncf-plgc": {"rounds": 150, "rate": 1.0, "user_rate": 1.0, "item_factor": 1.0},
+    "colr": {"rounds": 60, "preset": "scale-free", "rank": 4},
     "mf": {"rounds": 60, "rate": 0.05},
     "ncf": {"rounds": 60, "rate": 0.02},
     "neumf": {"rounds": 60, "rate": 0.02},

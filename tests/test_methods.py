@@ -70,7 +70,16 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
 
 
 LEARN: dict[str, dict[str, Any]] = {
-    "metamf": {"dim": 8, "narrow": 4, "hidden": 32, "memory": 16, "group": 4, "rounds": 60, "rate": 0.01},
+    "metamf": {
+        "dim": 8,
+        "narrow": 4,
+        "hidden": 32,
+        "memory": 16,
+        "group": 4,
+        "rounds": 30,
+        "rate": 0.01,
+        "decay": 0.003,
+    },
     "fedpergnn": {"dim": 8, "rounds": 80, "neighbours": 2, "pseudo": 2, "noise": 0.001},
     "gpfedrec": {"dim": 8, "rounds": 80, "rate": 0.3, "user_rate": 1.0, "item_factor": 0.5, "batch_size": 64},
 }

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.data.batches import draw_cohort
-from fedmosaic.hosts import FederatedSettings, network_of
+from fedmosaic.hosts import RoundSettings, network_of
 from fedmosaic.local import Context, Move, Pass, PerItem, Phase
 from fedmosaic.models.ncf import NCF
 from fedmosaic.models.view import Batch, Model, View
@@ -36,7 +36,7 @@ from fedmosaic.tree import Axis, Init, Role, Spec
 CLIENTS_PER_CHUNK = 64
 
 
-class GraphSettings(FederatedSettings):
+class GraphSettings(RoundSettings):
     """Settings of GPFedRec."""
 
     rate: float = Field(default=0.1, gt=0, description="rate of the score side")

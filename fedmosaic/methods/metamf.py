@@ -156,11 +156,11 @@ class MetaMF:
         slopes = torch.autograd.grad(outputs, list(leaves.values()), [g / clients.size for g in sent])
         norm = torch.sqrt(sum((g.square().sum() for g in slopes), torch.zeros(())))
         factor = (self.settings.clip / norm.clamp(min=1e-12)).clamp(max=1)
-        rule = Adam(decay=self.settings.decay)
         with torch.no_grad():
             for (name, value), slope in zip(leaves.items(), slopes, strict=True):
                 value.requires_grad_(False)
                 memory = tuple(new[f"rule/{name}.{i}"] for i in range(3))
+                rule = Adam(decay=0.0 if name.endswith("bias") else self.settings.decay)  # what all share is free
                 rule.step(value, slope * factor, memory, self.settings.rate)
         return float((block.loss / np.maximum(block.seen, 1)).sum())
 

@@ -78,12 +78,22 @@ class View:
 
         The parts are never joined: each meets its own rows of W, and one that all examples share (length 1) only once.
         """
-        weight = self.params[f"{name}.weight"]
+        weight, bias = self.params[f"{name}.weight"], self.params[f"{name}.bias"]
         begins = accumulate((part.shape[-1] for part in parts), initial=0)
-        result = self.params[f"{name}.bias"].unsqueeze(1)
+        if weight.stride(0) == 0 and not weight.requires_grad:  # one layer for all clients: one product
+            return _one_layer(weight[0], bias[0], parts, list(begins))
+        result = bias.unsqueeze(1)
         for part, begin in sorted(zip(parts, begins, strict=False), key=lambda pair: pair[0].shape[1]):
             result = torch.baddbmm(result, part, weight[:, begin : begin + part.shape[-1]])
         return result
+
+
+def _one_layer(weight: Tensor, bias: Tensor, parts: tuple[Tensor, ...], begins: list[int]) -> Tensor:
+    """[x_1 ; x_2 ; ...] W + b with one W for everybody."""
+    result = bias
+    for part, begin in sorted(zip(parts, begins, strict=False), key=lambda pair: pair[0].shape[1]):
+        result = (part @ weight[begin : begin + part.shape[-1]]).add_(result)
+    return result
 
 
 Reading = Callable[[View, Tensor], Tensor]

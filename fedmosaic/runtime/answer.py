@@ -88,19 +88,22 @@ def gathered(
         spec, shared = algorithm.specs[name], algorithm.roles[name] in (Role.SHARED, Role.FROZEN)
         if spec.axis is not Axis.ITEM:
             if shared:  # answers as the server sent it, whatever local work has made of it
-                value = torch.from_numpy(task.server[name]).expand(block.place.clients.size, *spec.shape)
-            params[name] = value if spec.axis is Axis.USER else value[torch.from_numpy(owner)]
+                params[name] = torch.from_numpy(task.server[name]).expand(owner.size, *spec.shape)
+            else:
+                params[name] = value if spec.axis is Axis.USER else value[torch.from_numpy(owner)]
             continue
         own = algorithm.roles[name] in (*STORED, Role.REBUILT)
         base = first_table(spec, task.ctx.seed, block.place.n_items) if own else task.server[name]
         rows = base[items]
+        if shared:
+            params[name] = given[name] = torch.from_numpy(rows.reshape(-1, *spec.shape))
+            continue
         if name in task.server:
             received = task.server[name][items] if own else rows.copy()
             given[name] = torch.from_numpy(received.reshape(-1, *spec.shape))
-        if name in block.shrunk and not shared:
+        if name in block.shrunk:
             rows *= block.shrunk[name].numpy()[owner].reshape(-1, *[1] * (rows.ndim - 1))
-        if not shared:
-            rows[held] = value.numpy()[order[at[held]]]
+        rows[held] = value.numpy()[order[at[held]]]
         params[name] = torch.from_numpy(rows.reshape(-1, *spec.shape))
     return params, given
 

@@ -43,10 +43,11 @@ def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False
         for name in move.names
     }
     tables = {n for m in algorithm.moves for n in m.names if algorithm.specs[n].axis is Axis.ITEM} if dense else set()
-    before = {name: params[name].clone() for name in {*algorithm.sent, *tables}}
+    still = set(algorithm.sent) if algorithm.upload.kind == "gradient" else set()  # what is sent stands still meanwhile
+    before = {n: params[n] if n in still else params[n].clone() for n in {*algorithm.sent, *tables}}
     given = {n: before[n] for n in algorithm.received if n in before}
     given |= {n: _received(algorithm, task, place, n) for n in algorithm.names(Role.KEPT)}
-    gradients = {n: torch.zeros_like(before[n]) for n in algorithm.sent} if algorithm.upload.kind == "gradient" else {}
+    gradients = {n: torch.zeros(params[n].shape) for n in still}
     shrunk = {n: torch.ones(clients.size) for move in algorithm.moves if _decay(move) for n in move.names}
     history = history_of(examples, rows, place, algorithm.watches) if algorithm.watches else None
     return Block(place, examples, rows, params, before, given, memory, gradients, shrunk, history)
@@ -74,7 +75,9 @@ def _received(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tens
     value = torch.from_numpy(task.server[name])
     if algorithm.specs[name].axis is Axis.ITEM:
         return value[torch.from_numpy(place.touched.values.astype(np.int64))]
-    return value.expand(place.clients.size, *value.shape).clone()
+    copies = value.expand(place.clients.size, *value.shape)
+    stays = algorithm.upload.kind == "gradient" or algorithm.roles[name] is Role.FROZEN  # nobody moves it: one will do
+    return copies if stays else copies.clone()
 
 
 def _memory(

@@ -20,6 +20,8 @@ from fedmosaic.runtime.round import finish
 from fedmosaic.upload import Sum
 
 CLIENTS_PER_CHUNK = 64
+LEAST = 4  # clients that share a chunk however long they are
+FILLED = 0.6  # the shortest client of a chunk has at least this share of the longest one's batch
 
 
 def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS_PER_CHUNK) -> Outcome:
@@ -41,13 +43,19 @@ def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS
 
 
 def _chunks(algorithm: Algorithm, task: Task, size: int) -> Iterator[I64]:
-    """Places in the cohort, clients with most examples first."""
+    """Places in the cohort, clients with most examples first; a chunk ends early when it would be mostly padding."""
     members, data = task.data.members(task.cohort), task.data
     drawn = np.where(data.excluded.lengths < data.n_items, algorithm.negatives, 0)  # an empty pool gives none
     per_user = (data.histories.lengths * (1 + drawn))[members.values]
-    order = np.argsort(-np.bincount(members.rows, weights=per_user, minlength=task.cohort.size), kind="stable")
-    for start in range(0, order.size, size):
-        yield order[start : start + size]
+    lengths = np.bincount(members.rows, weights=per_user, minlength=task.cohort.size)
+    order = np.argsort(-lengths, kind="stable")
+    widths = np.minimum(lengths[order], max((one.batch_size for one in algorithm.local), default=1))
+    start = 0
+    while start < order.size:
+        near = int(np.searchsorted(-widths[start:], -FILLED * widths[start], side="right"))
+        stop = min(start + size, max(start + near, start + LEAST), order.size)
+        yield order[start:stop]
+        start = stop
 
 
 def _users(task: Task, chunk: I64) -> I64:
