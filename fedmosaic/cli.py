@@ -146,6 +146,41 @@ def recommend(
         print_table(f"user {one}", ["rank", "item", "title", "score"], [list_row(r) for r in rows.to_dicts()])
 
 
+@app.command()
+def landscape(
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; compare those of one shape.")],
+    radius: Annotated[float, typer.Option(help="How far the shared parameters are moved.")] = 1.0,
+    points: Annotated[int, typer.Option(min=2, help="Grid points along each of the two directions.")] = 11,
+    recipe: Annotated[str, typer.Option(help="zero-mean, filter, or paper (FedRecGEL's released way).")] = "zero-mean",
+    seed: Annotated[int, typer.Option(help="Of examples and directions, the same for all runs.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the surfaces there, as JSON.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """How the training loss rises around trained models: two-dimensional surfaces and scalar sharpness."""
+    from fedmosaic.errors import UnknownNameError
+    from fedmosaic.folder import RunFolder
+    from fedmosaic.landscape import RECIPES, look
+
+    if recipe not in RECIPES:
+        raise UnknownNameError("recipe", recipe, RECIPES)
+    found = []
+    for place in places:
+        model = RunFolder.open(place).recommender()
+        with progress_bar(f"landscape of {place.name}", quiet) as progress:
+            seen = look(model.method_, model.training_, model.state_, radius, points, recipe, seed, progress)
+        found.append({"run": str(place), **seen})
+    if out is not None:
+        out.write_text(json.dumps(found))
+    if as_json:
+        print(json.dumps(found))
+        return
+    keys = ["loss", "mean_rise", "worst_rise", "uphill_rise", "lowest", "highest"]
+    head = ["run", *(key.replace("_", " ") for key in keys)]
+    rows = [[one["run"], *(f"{one[k]:.6f}" for k in keys)] for one in found]
+    print_table(f"training loss within {radius:g} of the shared parameters ({recipe} directions)", head, rows)
+
+
 @app.command("list")
 def list_(
     kind: Annotated[str, typer.Argument(help="methods, data or metrics")] = "methods", as_json: Json = False
@@ -173,7 +208,7 @@ def describe(method: Annotated[str, typer.Argument(help="A method.")], as_json: 
     n_items = 1682
     method_ = found.build()
     parts: list[dict[str, Any]] = []
-    if isinstance(method_, Federation):
+    if hasattr(method_, "algorithm"):
         parts = describe_algorithm(method_.algorithm, n_items)
         up, down = method_.algorithm.traffic(n_items, n_items)
     else:

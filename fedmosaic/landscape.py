@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from fedmosaic import keys
 from fedmosaic.algorithm import Algorithm
+from fedmosaic.errors import SettingsError
 from fedmosaic.local import Context
 from fedmosaic.models.view import Batch, View
 from fedmosaic.runtime.answer import task_of
@@ -28,10 +29,11 @@ from fedmosaic.runtime.block import Block, history_of
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.runtime.round import begin
-from fedmosaic.training import State, TrainingSet
+from fedmosaic.training import Progress, State, TrainingSet
 from fedmosaic.tree import Axis
 
 Recipe = Literal["zero-mean", "filter", "paper"]
+RECIPES: tuple[Recipe, ...] = ("zero-mean", "filter", "paper")
 Direction = dict[str, Tensor]
 CLIENTS_PER_CHUNK = 64
 SHUFFLED_BATCH = 1024
@@ -66,7 +68,7 @@ class Landscape:
         self.algorithm: Algorithm = replace(federation.algorithm, local=(), serve=(), negatives=negatives)
         self.shared: Direction = {n: torch.from_numpy(state[f"server/{n}"]) for n in self.algorithm.sent}
         if not self.shared:
-            raise ValueError("nothing is shared, so there is nothing to move")
+            raise SettingsError("nothing is shared, so there is nothing to move")
         clients = np.flatnonzero(np.bincount(data.owners(), weights=data.histories.lengths, minlength=data.n_clients))
         ctx = Context(0, seed, data.n_items, data.n_clients)
         task = task_of(self.algorithm, data, {**state}, ctx, clients)
@@ -157,6 +159,22 @@ class Landscape:
         view = View(params, batch, block.given, block.history)
         scores = self.algorithm.model.score(view, batch.items)
         return functional.binary_cross_entropy_with_logits(scores, batch.labels, reduction="none") * batch.weight
+
+
+def look(
+    method: object, data: TrainingSet, state: State, radius: float, points: int, recipe: str, seed: int,
+    progress: Progress | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Sharpness and surface of a trained method, as plain numbers."""
+    if not isinstance(method, Federation):
+        raise SettingsError("a landscape needs a federated method with shared parameters")
+    chosen = next(r for r in RECIPES if r == recipe)
+    land = Landscape(method, data, state, seed=seed)
+    scalars = land.sharpness(radius=radius, seed=seed)
+    tell = None if progress is None else lambda done, total: progress(done, total, {})
+    surface = land.surface(radius=radius, points=points, recipe=chosen, seed=seed, progress=tell)
+    extremes = {"lowest": float(surface.losses.min()), "highest": float(surface.losses.max())}
+    return {**vars(scalars), **extremes, "steps": surface.steps.tolist(), "surface": surface.losses.tolist()}
 
 
 def _ready(block: Block) -> tuple[Block, Batch]:

@@ -38,7 +38,7 @@ class FederatedRecommender:
 
     def __init__(self, method: str = "ease", *, seed: int = 0, pool: Pool = "strict", **settings: Any) -> None:
         self.method, self.seed, self.pool, self.settings = method, seed, pool, settings
-        self._method: Method = zoo.entry(method).build(settings)
+        self.method_: Method = zoo.entry(method).build(settings)
 
     def get_params(self) -> dict[str, Any]:
         """Arguments of the constructor, as given."""
@@ -65,7 +65,7 @@ class FederatedRecommender:
         split, probe, best = self.split_, None, -1.0
         if split is not None and split.validation.values.size:
             probe = make_probe(split, "validation", draw_candidates(split))
-        for step in train(self._method, training, self.seed, probe=probe):
+        for step in train(self.method_, training, self.seed, probe=probe):
             line = vars(step.record)
             if split is None or probe is None or step.answers is None:
                 state = step.state
@@ -75,7 +75,7 @@ class FederatedRecommender:
                 if found >= best:
                     state, best = step.state, found
             if progress is not None:
-                progress(step.round, self._method.rounds, line)
+                progress(step.round, self.method_.rounds, line)
         return state
 
     def restore(
@@ -141,7 +141,7 @@ class FederatedRecommender:
         self._check_fitted()
         what = _as_list(items)
         rows = self.items_.require(what)
-        vectors = np.ascontiguousarray(self._method.vectors(self.state_), dtype=np.float64)
+        vectors = np.ascontiguousarray(self.method_.vectors(self.state_), dtype=np.float64)
         length = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
         cosine = (vectors[rows] @ vectors.T) / np.outer(length[rows], length)
         cosine[np.arange(rows.size), rows] = -np.inf
@@ -154,7 +154,7 @@ class FederatedRecommender:
         if self.split_ is None:
             raise RunError("fitted on everything, so nothing is held out; fit on a split, e.g. leave_one_out(data)")
         lists = draw_candidates(self.split_, candidates, seed=candidate_seed)
-        return evaluate(self._method.scorer(self.training_, self.state_), self.split_, part, lists)
+        return evaluate(self.method_.scorer(self.training_, self.state_), self.split_, part, lists)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model: settings, vocabularies, histories, tensors. No pickle."""
@@ -190,7 +190,7 @@ class FederatedRecommender:
         return self._frame(wanted, top, np.take_along_axis(scores, np.maximum(top, 0), axis=1))
 
     def _scores(self, positions: I64) -> npt.NDArray[np.floating]:
-        return checked_scores(self._method.scorer(self.training_, self.state_), positions, len(self.items_))
+        return checked_scores(self.method_.scorer(self.training_, self.state_), positions, len(self.items_))
 
     def _frame(self, who: Sequence[Id], top: npt.NDArray[np.int32], scores: npt.NDArray[np.floating]) -> pl.DataFrame:
         real = top >= 0

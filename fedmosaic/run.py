@@ -23,16 +23,19 @@ from fedmosaic.closed_form.popularity import Popularity
 from fedmosaic.config import Settings
 from fedmosaic.data.negatives import Candidates, draw_candidates
 from fedmosaic.data.split import Part, Split
-from fedmosaic.errors import RunError
+from fedmosaic.errors import RunError, SettingsError
 from fedmosaic.evaluate import Evaluation, evaluate, make_probe, rank_probe
 from fedmosaic.folder import Meter, Position, RunFolder, peak_megabytes
 from fedmosaic.metrics import Ranks, bootstrap
 from fedmosaic.ragged import Ragged
 from fedmosaic.recommender import save_catalogue, training_set
+from fedmosaic.spectrum import table_summary
 from fedmosaic.store import load_tensors, read_json, save_tensors, write_json
 from fedmosaic.training import Method, Progress, State, Step, TrainingSet, train
 
 CHECKPOINT_SECONDS = 2.0
+CHECKPOINT_SHARE = 0.1  # of a run's time that storing states may take
+WIDEST = 1024  # tables of wider rows (item-item models) have no spectrum worth its price
 
 
 def default_place(settings: Settings, parent: str | Path = "runs") -> Path:
@@ -96,7 +99,7 @@ def _execute(
     parts: list[Part] = ["validation", "test"] if split.validation.values.size else ["test"]
     evaluations = {part: evaluate(method.scorer(data, best), split, part, candidates) for part in parts}
     _save_ranks(folder, evaluations["test"])
-    summary = _summary(folder, settings, split, candidates, evaluations, at)
+    summary = _summary(folder, settings, split, candidates, evaluations, at) | _table(method, best)
     write_json(folder.place / "summary.json", summary)
     return summary
 
@@ -121,6 +124,7 @@ def _rounds(
     protocol, metric = settings.select.split(":")
     best: tuple[State, Position] | None = None  # not yet stored
     stored = clock = Meter.now()
+    pause = 0.0
     with folder.open_metrics(position.round) as metrics:
         for step in train(method, data, settings.seed, state=state, done=position.round, probe=probe):
             line: dict[str, Any] = {"round": step.round, **vars(step.record)}
@@ -137,12 +141,13 @@ def _rounds(
             metrics.write(json.dumps(line) + "\n")
             if better:
                 best = (step.state, position)
-            if last or clock.wall - stored.wall >= checkpoint_seconds:
+            if last or clock.wall - stored.wall >= max(checkpoint_seconds, pause):
                 metrics.flush()
                 if best is not None:
                     folder.save_state("best", *best)
                 folder.save_state("latest", step.state, position)
-                best, stored = None, clock
+                best, stored = None, Meter.now()
+                pause = (stored.wall - clock.wall) / CHECKPOINT_SHARE  # large states are stored less often
             yield position, line
 
 
@@ -197,6 +202,15 @@ def _summary(
         },
         "run": str(folder.place),
     }
+
+
+def _table(method: Method, state: State) -> dict[str, Any]:
+    """What the common item table is like, where there is one of vectors."""
+    try:
+        vectors = method.vectors(state)
+    except SettingsError:
+        return {}
+    return {"table": table_summary(vectors)} if vectors.shape[1] <= WIDEST else {}
 
 
 def _references(split: Split, candidates: Candidates, test: Evaluation) -> dict[str, Any]:

@@ -40,15 +40,15 @@ class MetaSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rounds: int = Field(default=60, ge=1, description="rounds of training; each passes over all clients drawn")
+    rounds: int = Field(default=100, ge=1, description="rounds of training; each passes over all clients drawn")
     participation: float = Field(default=1.0, gt=0, le=1, description="share of clients drawn in a round")
     group: int = Field(default=32, ge=1, description="clients per step of the server")
     dim: int = Field(default=32, ge=1, description="width of the item rows")
     narrow: int = Field(default=8, ge=1, description="width of the generated factors, and of the hidden layer")
-    hidden: int = Field(default=512, ge=1, description="width of the generators")
+    hidden: int = Field(default=128, ge=1, description="width of the generators")
     memory: int = Field(default=128, ge=1, description="width of the shared memory")
-    rate: float = Field(default=1e-3, gt=0, description="rate of the server's Adam")
-    decay: float = Field(default=0.0, ge=0, description="weight decay of the server's parameters")
+    rate: float = Field(default=3e-3, gt=0, description="rate of the server's Adam")
+    decay: float = Field(default=2e-4, ge=0, description="weight decay of the server's parameters")
     clip: float = Field(default=5.0, gt=0, description="largest norm of a step's gradient")
     negatives: int = Field(default=4, ge=0, description="fresh negatives per positive and round")
 
@@ -156,11 +156,11 @@ class MetaMF:
         slopes = torch.autograd.grad(outputs, list(leaves.values()), [g / clients.size for g in sent])
         norm = torch.sqrt(sum((g.square().sum() for g in slopes), torch.zeros(())))
         factor = (self.settings.clip / norm.clamp(min=1e-12)).clamp(max=1)
+        rule = Adam(decay=self.settings.decay)
         with torch.no_grad():
             for (name, value), slope in zip(leaves.items(), slopes, strict=True):
                 value.requires_grad_(False)
                 memory = tuple(new[f"rule/{name}.{i}"] for i in range(3))
-                rule = Adam(decay=0.0 if name.endswith("bias") else self.settings.decay)  # what all share is free
                 rule.step(value, slope * factor, memory, self.settings.rate)
         return float((block.loss / np.maximum(block.seen, 1)).sum())
 
