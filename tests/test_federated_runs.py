@@ -21,10 +21,14 @@ TOY: dict[str, Any] = {"users": 60, "items": 50, "per_user": 8, "dim": 4, "batch
 @pytest.mark.parametrize(
     ("method", "extra"),
     [("pfedrec", {"item_rate": 2.0}), ("fedmf", {"preset": "scale-free"}), ("local-only", {"item_rate": 2.0}),
-     ("fedncf-rows", {}), ("mf", {"rounds": 6})],
+     ("fedncf-rows", {}), ("mf", {"rounds": 6}),
+     ("fedrap", {"table_rate": 2.0, "decay": 0.01, "local_epochs": 2}), ("fedrecon", {"item_factor": 0.1}),
+     ("pfedrec-plgc", {"item_rate": 2.0, "local": "keep"}), ("fedrecgel", {"participation": 0.4}),
+     ("metamf", {"hidden": 8, "memory": 6, "batch_size": None}), ("fedpergnn", {"period": 2}),
+     ("gpfedrec", {"item_factor": 0.05})],
 )  # fmt: skip
 def test_resume_gives_the_same_bytes(method: str, extra: dict[str, Any], tmp_path: Path) -> None:
-    given = TOY | {"rounds": 6} | extra
+    given = {k: v for k, v in (TOY | {"rounds": 6} | extra).items() if v is not None}
     if method in ("pfedrec", "fedmf"):
         given["participation"] = 0.4
     settings = Settings.make(method, "synthetic", given)
@@ -95,6 +99,16 @@ def hit_rate(method: str, split: Split, pool: str, rounds: int, **settings: Any)
 def test_leak_law_a_local_model_is_at_chance_under_strict_and_wins_under_legacy(ml100k: Split) -> None:
     assert abs(hit_rate("local-only", ml100k, "strict", 12) - 10) < 3
     assert hit_rate("local-only", ml100k, "legacy", 12) > 40
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [("fedrap-d", {"local_epochs": 3}), ("pfedrec-plgc", {"local": "keep", "weight": 0.0})]
+)
+def test_leak_law_for_tables_that_stay_on_devices(method: str, settings: dict[str, Any], ml100k: Split) -> None:
+    strict, legacy = (hit_rate(method, ml100k, pool, 8, **settings) for pool in ("strict", "legacy"))
+    assert legacy > strict + 8
+    if method == "fedrap-d":
+        assert abs(strict - 10) < 3
 
 
 def test_pfedrec_learns_as_published_under_legacy_and_falls_under_strict(ml100k: Split) -> None:

@@ -49,6 +49,9 @@ class MetaSettings(BaseModel):
     memory: int = Field(default=128, ge=1, description="width of the shared memory")
     rate: float = Field(default=3e-3, gt=0, description="rate of the server's Adam")
     decay: float = Field(default=2e-4, ge=0, description="weight decay of the server's parameters")
+    average: float = Field(
+        default=0.9, ge=0, lt=1, description="answers come from a running mean of the server's parameters; 0 = newest"
+    )
     clip: float = Field(default=5.0, gt=0, description="largest norm of a step's gradient")
     negatives: int = Field(default=4, ge=0, description="fresh negatives per positive and round")
 
@@ -114,6 +117,7 @@ class MetaMF:
             init = Init("zero") if name.endswith("bias") else Init("normal", scale)
             value = Spec(f"metamf.{name}", Axis.WHOLE, shape, init).table(seed, 0)
             state[f"server/{name}"] = value
+            state[f"mean/{name}"] = value.copy()
             state |= {f"rule/{name}.{i}": m.numpy() for i, m in enumerate(Adam().memory(torch.from_numpy(value)))}
         return state
 
@@ -129,7 +133,10 @@ class MetaMF:
         loss = 0.0
         for at in range(0, order.size, self.settings.group):
             loss += self._step(data, new, np.sort(order[at : at + self.settings.group]), ctx)
-        after: State = {**state, **{k: v.numpy() for k, v in new.items()}}
+        after = {**state, **{k: v.numpy() for k, v in new.items()}}
+        share = min(self.settings.average, 1 - 1 / round)  # of the past; the first rounds count alike
+        for name in (k[7:] for k in new if k.startswith("server/")):
+            after[f"mean/{name}"] = share * state[f"mean/{name}"] + (1 - share) * after[f"server/{name}"]
         numbers = data.n_items * self.settings.dim + (self.settings.dim + 2) * self.settings.narrow + 1
         record = RoundRecord(cohort.size, 4 * numbers, 4 * numbers, loss / cohort.size)
         answers = None
@@ -179,7 +186,7 @@ class MetaMF:
         return block
 
     def _tables(self, data: TrainingSet, state: State, users: I64) -> Iterator[tuple[I64, Array]]:
-        server = {k[7:]: torch.from_numpy(v) for k, v in state.items() if k.startswith("server/")}
+        server = _answering(state)
         step = max(1, (1 << 24) // (data.n_items * self.settings.dim))
         with torch.no_grad():
             for at in range(0, users.size, step):
@@ -196,10 +203,15 @@ class MetaMF:
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """The item table generated for the mean user."""
-        server = {k[7:]: torch.from_numpy(v) for k, v in state.items() if k.startswith("server/")}
+        server = _answering(state)
         server["user"] = server["user"].mean(0, keepdim=True)
         made = generate(server, torch.zeros(1, dtype=torch.long), self.settings, int(state["n_items"][0]))
         return np.asarray(made["item"][0].numpy())
+
+
+def _answering(state: State) -> dict[str, Tensor]:
+    """The parameters that answer: the running mean."""
+    return {k[5:]: torch.from_numpy(v) for k, v in state.items() if k.startswith("mean/")}
 
 
 def generate(server: dict[str, Tensor], users: Tensor, s: MetaSettings, n_items: int) -> dict[str, Tensor]:

@@ -5,9 +5,9 @@
     gaussian   ... of N(0, scale²)
 
 Noise alone is not a guarantee: without a bound on how far one interaction can move the upload (`clip`), no epsilon
-follows from it. PFedRec's "local differential privacy" is such noise; at its strongest published scale the training
-history can still be read from an upload almost perfectly (docs/privacy.md). Each draw is a function of (seed, round,
-client, place), so every engine adds the same noise.
+follows from it. PFedRec's "local differential privacy" is such noise: its item rows move by norms of 6 to 17 in a
+round, unclipped, beside noise of 0.5 at the strongest. Each draw is a function of (seed, round, client, place), so
+every engine adds the same noise.
 """
 
 from __future__ import annotations
