@@ -66,8 +66,20 @@ def _add(total: Any, client_keys: Any, scale: float, laplace: bool) -> None:
         total[i] += value
 
 
+class OneSided:
+    """An encoder whose work is all done on the device: rows keep their shape, and the server undoes nothing."""
+
+    def shape(self, spec: Spec) -> tuple[int, ...]:
+        """As it was."""
+        return spec.shape
+
+    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
+        """As it came."""
+        return total
+
+
 @dataclass(frozen=True)
-class Clip:
+class Clip(OneSided):
     """Bound the joint norm of everything a client sends."""
 
     bound: float
@@ -80,17 +92,9 @@ class Clip:
         factor = (self.bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
         return {n: v * factor[parcel.owners[n]].reshape(-1, *[1] * (v.ndim - 1)) for n, v in parcel.changes.items()}
 
-    def shape(self, spec: Spec) -> tuple[int, ...]:
-        """As it was."""
-        return spec.shape
-
-    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
-        """Nothing to undo."""
-        return total
-
 
 @dataclass(frozen=True)
-class ClipValues:
+class ClipValues(OneSided):
     """Bound every number that is sent to ±bound, as FedPerGNN does."""
 
     bound: float
@@ -99,17 +103,9 @@ class ClipValues:
         """Cut off what is larger."""
         return {n: v.clamp(-self.bound, self.bound) for n, v in parcel.changes.items()}
 
-    def shape(self, spec: Spec) -> tuple[int, ...]:
-        """As it was."""
-        return spec.shape
-
-    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
-        """Nothing to undo."""
-        return total
-
 
 @dataclass(frozen=True)
-class PseudoItems:
+class PseudoItems(OneSided):
     """Give `count` item rows that a client did not train random numbers with the mean and spread of the real ones.
 
     The rows are drawn by a key of (seed, round, client); on the wire they cannot be told from the rest by size alone.
@@ -143,17 +139,9 @@ class PseudoItems:
             result.reshape(rows.shape)[place, chosen] = drawn
         return result
 
-    def shape(self, spec: Spec) -> tuple[int, ...]:
-        """As it was."""
-        return spec.shape
-
-    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
-        """The random numbers cannot be taken out again: they are noise on the items' gradients."""
-        return total
-
 
 @dataclass(frozen=True)
-class SoftThreshold:
+class SoftThreshold(OneSided):
     """Pull every number of the item rows a client sends towards zero by `size`; small ones become exactly zero."""
 
     size: float
@@ -167,14 +155,6 @@ class SoftThreshold:
             shrunk = torch.nn.functional.softshrink(before + change, self.size) - before
             changes[name] = torch.where(moved, shrunk, change)
         return changes
-
-    def shape(self, spec: Spec) -> tuple[int, ...]:
-        """As it was."""
-        return spec.shape
-
-    def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
-        """Nothing to undo."""
-        return total
 
 
 def noisy(kind: Literal["laplace", "gaussian"], scale: float) -> Wrapper:

@@ -64,6 +64,28 @@ def draw_examples(
     return n + wanted
 
 
+@numba.njit(cache=True, fastmath=FAST)
+def meet(
+    history: Any, history_at: Any, excluded: Any, excluded_at: Any, who: Any, key: Any, negatives: Any, c: Any,
+    pool_items: Any, items: Any, owner: Any, place: Any, met: Any, first: Any,
+) -> Any:  # fmt: skip
+    """Draw a client's examples and number the items it meets; returns positives, examples, distinct items.
+
+    first[e] = 2 · row + label; owner[j] == c if item j is met, place[j] is its row, met[k] the item of row k.
+    """
+    own = history[history_at[who] : history_at[who + 1]]
+    kept_out = excluded[excluded_at[who] : excluded_at[who + 1]]
+    n = draw_examples(own, kept_out, key, negatives, owner.size, pool_items, items)
+    n_rows = 0
+    for e in range(n):
+        j = np.uint32(items[e])
+        if owner[j] != c:
+            owner[j], place[j], met[n_rows] = c, n_rows, j
+            n_rows += 1
+        first[e] = place[j] * 2 + (e < own.size)
+    return own.size, n, n_rows
+
+
 @numba.njit(cache=True)
 def choose(first: Any, n: Any, positives: Any, part: Any, code: Any) -> Any:
     """Copy a part's examples (0 all, 1 support, 2 query) to `code`; returns their number."""

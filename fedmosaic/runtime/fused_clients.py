@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from fedmosaic.data.batches import shuffle_client
-from fedmosaic.runtime.fused import EMPTY, FAST, GROUP, dots, draw_examples, flush, residuals
+from fedmosaic.runtime.fused import EMPTY, FAST, GROUP, dots, flush, meet, residuals
 from fedmosaic.runtime.fused_pair import decorrelate, list_rows, move_rows, read_rows, terms, trace_weight
 
 
@@ -247,21 +247,15 @@ def _work(
         held = 0
         for c in range(group * GROUP, min((group + 1) * GROUP, cohort.size)):
             who = cohort[c]
-            past = history[history_at[who] : history_at[who + 1]]
-            kept_out = excluded[excluded_at[who] : excluded_at[who + 1]]
-            n = draw_examples(past, kept_out, negative_keys[c], negatives, n_items, pool_items, items)
-            n_rows = 0
-            for e in range(n):
-                j = np.uint32(items[e])
-                if owner[j] != c:
-                    owner[j], place[j], met[n_rows] = c, n_rows, j
-                    n_rows += 1
-                first[e] = place[j] * 2 + (e < past.size)
+            positives, n, n_rows = meet(
+                history, history_at, excluded, excluded_at, who, negative_keys[c], negatives, c, pool_items, items,
+                owner, place, met, first,
+            )  # fmt: skip
             _load(met, n_rows, item, store, who, c, owner, place, room)
             room.base[:n_rows] = room.own[:n_rows] if plan.mixed else room.common[:n_rows]
             w[:] = user[c]
             bias[c], a, losses[c], seen[c], tick = _client(
-                plan, room, first, code, n, n_rows, past.size, epoch_keys, c, tick, w, bias[c], has_bias, mix[c],
+                plan, room, first, code, n, n_rows, positives, epoch_keys, c, tick, w, bias[c], has_bias, mix[c],
                 shrunk[c],
             )  # fmt: skip
             user[c] = w

@@ -19,7 +19,6 @@ import numpy as np
 from fedmosaic import keys
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.data.batches import shuffle_client
-from fedmosaic.errors import ScoreError
 from fedmosaic.local import SGD, Context, plain_slope, value_of
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.objective import bce
@@ -28,11 +27,10 @@ from fedmosaic.personalise.mixing import MixedModel
 from fedmosaic.ragged import Ragged
 from fedmosaic.runtime import kernel_pair
 from fedmosaic.runtime.block import Outcome, Task
-from fedmosaic.runtime.fused import EMPTY, FAST, GROUP, add, choose, dots, draw_examples, flush, load, step
-from fedmosaic.runtime.users import put_back, shuffle_keys, user_side
+from fedmosaic.runtime.fused import EMPTY, FAST, GROUP, add, choose, dots, flush, load, meet, step
+from fedmosaic.runtime.users import collected, put_back, shuffle_keys, user_side
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Role
-from fedmosaic.upload import Sum
 
 PARTS = ("all", "support", "query")
 
@@ -87,15 +85,7 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
         _rates(algorithm, ctx), algorithm.negatives, probe.values, probe.offsets, probed, totals, touched, losses, seen,
         healthy,
     )  # fmt: skip
-    if not healthy.all():
-        raise ScoreError("an upload holds NaN or huge values: training diverged; lower the learning rate")
-    upload = Sum(
-        totals={"item": totals.sum(axis=0)},
-        touched=touched.sum(axis=0),
-        clients=cohort.size,
-        examples=int(seen.sum()),
-        loss=float((losses / np.maximum(seen, 1)).sum()),
-    )
+    upload = collected(totals, touched, losses, seen, healthy)
     return Outcome(upload, put_back(algorithm, task, user, bias), probed if task.probe is not None else None)
 
 
@@ -151,22 +141,16 @@ def _train(
             held = 0
             for c in range(group * GROUP, min((group + 1) * GROUP, cohort.size)):
                 who = cohort[c]
-                own = history[history_at[who] : history_at[who + 1]]
-                kept_out = excluded[excluded_at[who] : excluded_at[who + 1]]
-                n = draw_examples(own, kept_out, negative_keys[c], negatives, n_items, pool_items, items)
-                n_rows = 0
-                for e in range(n):
-                    j = np.uint32(items[e])
-                    if owner[j] != c:
-                        owner[j], place[j], met[n_rows] = c, n_rows, j
-                        n_rows += 1
-                    first[e] = place[j] * 2 + (e < own.size)
+                positives, n, n_rows = meet(
+                    history, history_at, excluded, excluded_at, who, negative_keys[c], negatives, c, pool_items, items,
+                    owner, place, met, first,
+                )  # fmt: skip
                 load(item, met, n_rows, rows)
                 w[:] = user[c]
                 b, loss, count, turn = bias[c], 0.0, 0, 0
                 for one in range(epochs.size):
                     for _ in range(epochs[one]):
-                        m = choose(first, n, own.size, parts[one], code)
+                        m = choose(first, n, positives, parts[one], code)
                         shuffle_client(code, 0, m, epoch_keys[turn, c])
                         turn += 1
                         count += m

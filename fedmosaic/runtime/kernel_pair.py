@@ -16,7 +16,6 @@ import numpy as np
 
 from fedmosaic import keys
 from fedmosaic.algorithm import Algorithm
-from fedmosaic.errors import ScoreError
 from fedmosaic.local import SGD, Context, plain_slope, value_of
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.objective import bce
@@ -27,10 +26,10 @@ from fedmosaic.runtime import devices
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.devices import Place
 from fedmosaic.runtime.fused_clients import Plan, Store, train_pairs
-from fedmosaic.runtime.users import put_back, shuffle_keys, user_side
+from fedmosaic.runtime.users import collected, put_back, shuffle_keys, user_side
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Axis, Role, first_table
-from fedmosaic.upload import Sum, fixed
+from fedmosaic.upload import fixed
 
 NORMS = {"none": 0, "l1": 1, "l2": 2}
 MOMENTS = {"batch": 0, "epoch": 1, "round": 2}
@@ -123,16 +122,8 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
         shuffle_keys(algorithm, task), item, user, bias, "bias" in algorithm.specs, mix, algorithm.negatives, plan,
         store, shrunk, probe.values, probe.offsets, probed, totals, touched, losses, seen, healthy,
     )  # fmt: skip
-    if not healthy.all():
-        raise ScoreError("an upload holds NaN or huge values: training diverged; lower the learning rate")
-    upload = Sum(
-        totals={"item": totals.sum(axis=0)},
-        touched=touched.sum(axis=0),
-        clients=cohort.size,
-        examples=int(seen.sum()),
-        loss=float((losses / np.maximum(seen, 1)).sum()),
-        shrink={"item": sum(fixed(float(s) - 1) for s in shrunk[:, 1])} if _spreads(algorithm, "item") else {},
-    )
+    shrink = {"item": sum(fixed(float(s) - 1) for s in shrunk[:, 1])} if _spreads(algorithm, "item") else {}
+    upload = collected(totals, touched, losses, seen, healthy, shrink)
     held = put_back(algorithm, task, user, bias)
     devices.write(held, _kept(algorithm, task, store, mix, shrunk), data.n_users, data.n_clients)
     return Outcome(upload, held, probed if task.probe is not None else None)

@@ -1,15 +1,18 @@
-"""What both fused engines need of a round: the user side, put in and back, and the keys of every shuffle."""
+"""What both fused engines need of a round: the user side, put in and back, the keys of every shuffle, the sum."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fedmosaic import keys
 from fedmosaic.algorithm import Algorithm
+from fedmosaic.errors import ScoreError
 from fedmosaic.runtime.block import PASSES, Task
 from fedmosaic.tree import Role
+from fedmosaic.upload import Sum
 
 
 def user_side(algorithm: Algorithm, task: Task) -> tuple[Any, Any]:
@@ -46,4 +49,20 @@ def shuffle_keys(algorithm: Algorithm, task: Task) -> Any:
             for number, one in enumerate(algorithm.local)
             for epoch in range(one.epochs)
         ]
+    )
+
+
+def collected(
+    totals: Any, touched: Any, losses: Any, seen: Any, healthy: Any, shrink: Mapping[str, int] | None = None
+) -> Sum:
+    """The workers' sums as one; values that no healthy training reaches are refused."""
+    if not healthy.all():
+        raise ScoreError("an upload holds NaN or huge values: training diverged; lower the learning rate")
+    return Sum(
+        totals={"item": totals.sum(axis=0)},
+        touched=touched.sum(axis=0),
+        clients=seen.size,
+        examples=int(seen.sum()),
+        loss=float((losses / np.maximum(seen, 1)).sum()),
+        shrink=shrink or {},
     )
