@@ -86,8 +86,16 @@ class Algorithm:
         if self.upload.kind == "value" and replace(self.server, threshold=0.0) != Server():
             raise SettingsError("uploads of values need the plain mean, Server(); send deltas to any other server")
 
+        by_rows = self.server.reduce == "row-mean"
+        if by_rows and self.upload.noise is not None:
+            raise SettingsError("rows averaged over their senders cannot carry noise: the counts show who sent what")
+        if by_rows and any(isinstance(m.rule, SGD) and m.rule.everywhere and m.rule.decay for m in self.moves):
+            raise SettingsError("rows averaged over their senders cannot decay everywhere; use reduce='mean'")
+
     def _check_replay(self) -> None:
         """A tuned copy is a function of what the device held before its last round; not all of it is remembered."""
+        if self.serve and any(self.specs[n].axis is Axis.ITEM for n in self.stored):
+            raise SettingsError("a device that rebuilds its answers (`serve`) cannot hold an item table of its own")
         if self.keeps and any(self.specs[n].axis is Axis.ITEM for n in self.stored):
             raise SettingsError(
                 "a personalised table beside a private item table cannot be replayed; share one of them"
@@ -161,11 +169,14 @@ class Algorithm:
             elif self.upload.support == "touched":
                 up += touched_rows * (4 * row.count(1) + 4)  # values and the row's id
         if self.upload.support == "nonzero":
-            up += 8 * numbers  # a value and its place
+            tables = sum(4 * Spec(n, s.axis, self.upload.shape(s)).count(n_items) for n, s in self.specs.items()
+                         if n in self.sent and s.axis is Axis.ITEM)  # fmt: skip
+            thin = 8 * numbers  # a value and its place
+            up += tables if self.upload.noise is not None else min(tables, thin)  # noise leaves no zeros
         down = {n: 4 * self.specs[n].count(n_items) for n in self.received}
         if received is not None:
-            down = {n: size for n, size in down.items() if self.specs[n].axis is not Axis.ITEM}
-            return round(up), sum(down.values()) + round(8 * received)
+            whole = sum(size for n, size in down.items() if self.specs[n].axis is Axis.ITEM)
+            return round(up), sum(down.values()) - whole + min(whole, round(8 * received))
         return round(up), sum(down.values())
 
 

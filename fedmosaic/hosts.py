@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from fedmosaic.algorithm import Algorithm, Wrapper, compose
+from fedmosaic.errors import SettingsError
 from fedmosaic.local import SGD, Adam, Decay, Move, Pass, PerItem, Phase, Schedule
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.models.ncf import NCF, NeuMF
@@ -24,6 +25,7 @@ from fedmosaic.personalise.mixing import Form, mixing
 from fedmosaic.privacy.noise import clipped, noisy, sparse_values
 from fedmosaic.runtime.federation import Engine, Federation
 from fedmosaic.server import Server
+from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Axis, Init, Role
 from fedmosaic.upload import Upload
 
@@ -110,8 +112,8 @@ RETUNED = {
 RETUNED |= {"decay": 0.0, "apart": 0.01, "sparse": 0.01, "step_decay": 1.0, "round_decay": 1.0, "tolerance": 0.0}
 
 
-class AdditiveSettings(FederatedSettings):
-    """Settings of FedRAP and its ablations.
+class TableSettings(FederatedSettings):
+    """Local work as in FedRAP, on one item table.
 
     The `authors` preset is their log on ML-100K; `retuned` was chosen on validation under the strict pool there.
     """
@@ -120,29 +122,53 @@ class AdditiveSettings(FederatedSettings):
     batch_size: int = Field(default=2048, ge=1, description="examples per step")
     local_epochs: int = Field(default=10, ge=1, description="epochs on the device per round, at most")
     score_rate: float = Field(default=0.5, gt=0, description="rate of the score function")
-    table_rate: float = Field(default=200.0, gt=0, description="rate of both item tables")
+    table_rate: float = Field(default=200.0, gt=0, description="rate of the item tables")
     table_factor: float | None = Field(default=None, gt=0, description="table rate = items · factor, instead")
+    decay: float = Field(default=1e-4, ge=0, description="weight decay of everything, rows without examples included")
+    step_decay: float = Field(default=0.95, gt=0, le=1, description="factor on the rates after each batch")
+    round_decay: float = Field(default=0.97, gt=0, le=1, description="factor on the rates after each round")
+    tolerance: float = Field(default=1e-4, ge=0, description="a client stops when its loss changes by less")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        if given.get("preset") != "retuned":
+            return given
+        values = {k: v for k, v in RETUNED.items() if k in cls.model_fields}
+        if "table_rate" in given:
+            values.pop("table_factor")
+        return {**values, **given}
+
+
+class SharedTableSettings(TableSettings):
+    """Settings of FedRAP's shared table, and of what is sent of it."""
+
+    upload: Literal["weights", "gradient"] = Field(default="weights", description="what is sent of the shared table")
+    threshold: float = Field(default=0.0, ge=0, description="soft threshold that makes the shared table truly sparse")
+    clip: float = Field(default=0.0, ge=0, description="bound of the upload's norm; 0 = none")
+    noise: float = Field(default=0.0, ge=0, description="Gaussian noise on the upload, as a multiple of the bound")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> SharedTableSettings:
+        if self.noise and not self.clip:
+            raise ValueError("noise is a multiple of clip: give clip too, for example clip=0.1")
+        return self
+
+
+class AdditiveSettings(SharedTableSettings):
+    """Settings of FedRAP: an own table beside the shared one.
+
+    The `authors` preset is their log on ML-100K; `retuned` was chosen on validation under the strict pool there.
+    """
+
     own_rate: float | None = Field(default=None, ge=0, description="rate of the own table; none = as the shared one")
     own_init: float = Field(default=1.0, ge=0, description="deviation of the own table's first rows")
-    decay: float = Field(default=1e-4, ge=0, description="weight decay of everything, rows without examples included")
     apart: float = Field(default=0.1, ge=0, description="weight of the distance between own and shared rows")
     sparse: float = Field(default=0.1, ge=0, description="weight of the norm of the shared table")
     ramp: Literal["tanh", "fixed", "sin", "square", "frac", "as-released"] = Field(
         default="tanh", description="how both weights change over rounds; as-released = not at all, as the code did"
     )
     norm: Norm = Field(default="l1", description="norm of the shared table")
-    step_decay: float = Field(default=0.95, gt=0, le=1, description="factor on the rates after each batch")
-    round_decay: float = Field(default=0.97, gt=0, le=1, description="factor on the rates after each round")
-    tolerance: float = Field(default=1e-4, ge=0, description="a client stops when its loss changes by less")
-    upload: Literal["weights", "gradient"] = Field(default="weights", description="what is sent of the shared table")
-    threshold: float = Field(default=0.0, ge=0, description="soft threshold that makes the shared table truly sparse")
-    clip: float = Field(default=0.0, ge=0, description="bound of the upload's norm; 0 = none")
-    noise: float = Field(default=0.0, ge=0, description="Gaussian noise on the upload, as a multiple of the bound")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _preset(cls, given: Any) -> Any:
-        return {**RETUNED, **given} if given.get("preset") == "retuned" else given
 
 
 class MixSettings(BaseModel):
@@ -160,6 +186,12 @@ class MixSettings(BaseModel):
     clip_low: float = Field(default=0.0, ge=0, le=1, description="smallest share")
     clip_high: float = Field(default=1.0, ge=0, le=1, description="largest share")
     exact: bool = Field(default=False, description="traces of the whole head's kernel")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> MixSettings:
+        if self.clip_low > self.clip_high:
+            raise ValueError(f"clip_low {self.clip_low} is above clip_high {self.clip_high}")
+        return self
 
 
 class MixedLinearSettings(MixSettings, LinearSettings):
@@ -246,19 +278,30 @@ def fedneumf(s: SharpnessSettings) -> Algorithm:
     )
 
 
-def additive_host(s: AdditiveSettings) -> Algorithm:
-    """FedRAP's local work on the plain linear scorer: `fedrap-c` when shared, `fedrap-d` when alone."""
+def own_table(s: TableSettings) -> Algorithm:
+    """FedRAP's local work on the plain linear scorer; nothing is sent (`fedrap-d`)."""
     start = Init("uniform", 1 / sqrt(s.dim), same=True)
     model = LinearScorer(s.dim, item_init=Init("normal", 1.0), user_init=start)
     rule = SGD(s.decay, everywhere=True)
-    rate: Schedule = Decay(s.table_rate, s.round_decay)
-    if s.table_factor is not None:
-        rate = PerItem(s.table_factor, s.round_decay)
-    step = Phase((Move(("user", "bias"), Decay(s.score_rate, s.round_decay), rule), Move(("item",), rate, rule)))
+    step = Phase(
+        (Move(("user", "bias"), Decay(s.score_rate, s.round_decay), rule), Move(("item",), _table_rate(s), rule))
+    )
     local = Pass((step,), s.local_epochs, s.batch_size, s.step_decay, s.tolerance)
-    gradient = s.upload == "gradient"
-    upload, server = Upload("gradient" if gradient else "value"), Server(rate=rate) if gradient else Server()
-    host = Algorithm(model, roles_of(model), (local,), upload=upload, server=server, negatives=s.negatives)
+    return Algorithm(model, dict.fromkeys(("item", "user", "bias"), Role.PRIVATE), (local,), negatives=s.negatives)
+
+
+def _table_rate(s: TableSettings) -> Schedule:
+    if s.table_factor is not None:
+        return PerItem(s.table_factor, s.round_decay)
+    return Decay(s.table_rate, s.round_decay)
+
+
+def shared_table(s: SharedTableSettings) -> Algorithm:
+    """The same with the table shared (`fedrap-c`): the host that FedRAP gives an own table to."""
+    alike = own_table(s)
+    host = replace(alike, roles=roles_of(alike.model), upload=Upload("value"))
+    if s.upload == "gradient":  # the table stands still on the device, so the server decays it
+        host = replace(host, upload=Upload("gradient"), server=Server(rule=SGD(s.decay), rate=_table_rate(s)))
     guards: list[Wrapper] = [clipped(s.clip)] if s.clip else []
     return compose(host, sparse_values(s.threshold), *guards, noisy("gaussian", s.noise * s.clip))
 
@@ -269,7 +312,7 @@ def fedrap(s: AdditiveSettings) -> Algorithm:
     own_rate = None if s.own_rate is None else Decay(s.own_rate, s.round_decay)
     start = Init("normal", s.own_init)
     terms = additive(Ramp(s.apart, shape), Ramp(s.sparse, shape), norm=s.norm, own_rate=own_rate, init=start)
-    return terms(additive_host(s))
+    return terms(shared_table(s))
 
 
 def mixed(s: MixSettings) -> Wrapper:
@@ -321,6 +364,14 @@ def roles_of(model: Model) -> dict[str, Role]:
 def network_of(model: Model) -> tuple[str, ...]:
     """Layers: parameters that are neither an item's nor a user's."""
     return tuple(n.name for n in model.specs() if n.axis is Axis.WHOLE)
+
+
+def refuse_silos(data: TrainingSet, method: str) -> None:
+    """Some methods know one user per device and no other way."""
+    if data.silos is not None:
+        raise SettingsError(f"{method} runs with one user per client; this data has clients that hold several")
+    if not data.histories.values.size:
+        raise SettingsError("nobody has a history; there is nothing to train on")
 
 
 def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -> Federation:

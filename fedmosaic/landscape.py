@@ -24,13 +24,14 @@ from fedmosaic.algorithm import Algorithm
 from fedmosaic.errors import SettingsError
 from fedmosaic.local import Context
 from fedmosaic.models.view import Batch, View
+from fedmosaic.personalise.mixing import MixedModel
 from fedmosaic.runtime.answer import task_of
 from fedmosaic.runtime.block import Block, history_of
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.runtime.round import begin
 from fedmosaic.training import Progress, State, TrainingSet
-from fedmosaic.tree import Axis
+from fedmosaic.tree import Axis, Role
 
 Recipe = Literal["zero-mean", "filter", "paper"]
 RECIPES: tuple[Recipe, ...] = ("zero-mean", "filter", "paper")
@@ -65,12 +66,16 @@ class Landscape:
     """
 
     def __init__(self, federation: Federation, data: TrainingSet, state: State, *, negatives: int = 1, seed: int = 0):
-        self.algorithm: Algorithm = replace(federation.algorithm, local=(), serve=(), negatives=negatives)
+        algorithm = federation.algorithm
+        if algorithm.serve or algorithm.names(Role.KEPT) or isinstance(algorithm.model, MixedModel):
+            raise SettingsError("no landscape for methods whose devices rebuild, keep or mix the shared table")
+        self.algorithm: Algorithm = replace(algorithm, local=(), negatives=negatives)
         self.shared: Direction = {n: torch.from_numpy(state[f"server/{n}"]) for n in self.algorithm.sent}
         if not self.shared:
             raise SettingsError("nothing is shared, so there is nothing to move")
         clients = np.flatnonzero(np.bincount(data.owners(), weights=data.histories.lengths, minlength=data.n_clients))
-        ctx = Context(0, seed, data.n_items, data.n_clients)
+        # examples are keyed by a round of their own; the seed must be the run's, which decides rows never stored
+        ctx = Context(-1 - seed, int(state["seed"][0]), data.n_items, data.n_clients)
         task = task_of(self.algorithm, data, {**state}, ctx, clients)
         self._blocks = [
             _ready(begin(self.algorithm, task, clients[at : at + CLIENTS_PER_CHUNK]))

@@ -116,7 +116,7 @@ def check_privacy(federation: Federation, data: TrainingSet | None = None) -> No
     does not change when the private state of all other clients does.
     """
     data = toy_training_set() if data is None else data
-    algorithm, task = federation.algorithm, first_task(federation, data)
+    algorithm, task = federation.algorithm, first_task(federation, data, rounds=1)
     still = replace(algorithm, local=tuple(_still(one) for one in algorithm.local))
     poisoned = {k: np.full_like(v, 1e4) if v.dtype.kind == "f" else v for k, v in task.held.items()}
     engines = [loop.run_round, simulate.run_round]
@@ -128,6 +128,7 @@ def check_privacy(federation: Federation, data: TrainingSet | None = None) -> No
         marked = run(still, replace(task, held=poisoned)).total
         for name, total in marked.totals.items():
             assert algorithm.upload.kind == "gradient" or not total.any(), f"{name} carries private state"
+        assert not any(marked.shrink.values()), "what decay left of a table is sent although nothing decayed"
         alone = replace(task, cohort=task.cohort[:1])
         others = {k: np.where(_mine(v, task), v, 1e4).astype(v.dtype) for k, v in task.held.items() if v.ndim > 1}
         own, again = run(algorithm, alone).total, run(algorithm, replace(alone, held={**task.held, **others})).total
@@ -141,15 +142,20 @@ def _still(one: Pass) -> Pass:
 
 def _mine(value: Any, task: Task) -> Any:
     """Mask of the first client's rows in a private array."""
+    if value.shape[0] not in (task.data.n_users, task.data.n_clients):  # item rows: those of the first client
+        keys = next(v for k, v in task.held.items() if k.endswith(".keys") and v.size == value.shape[0])
+        return (keys // task.data.n_items == task.cohort[0]).reshape(-1, *[1] * (value.ndim - 1))
     rows = task.data.members(task.cohort[:1]).values if value.shape[0] == task.data.n_users else task.cohort[:1]
     return np.isin(np.arange(value.shape[0]), rows).reshape(-1, *[1] * (value.ndim - 1))
 
 
-def first_task(federation: Federation, data: TrainingSet, seed: int = 1) -> Task:
-    """The task of round 1 with everybody."""
+def first_task(federation: Federation, data: TrainingSet, seed: int = 1, rounds: int = 0) -> Task:
+    """The task of the round after some, with everybody."""
     arranged = data.pooled() if federation.pooled else data
     state = federation.start(data, seed)
-    ctx = Context(1, seed, data.n_items, arranged.n_clients)
+    for number in range(1, rounds + 1):
+        state, _, _ = federation.advance(data, state, number, seed)
+    ctx = Context(rounds + 1, seed, data.n_items, arranged.n_clients)
     return federation.task(arranged, state, ctx, np.arange(arranged.n_clients))
 
 

@@ -26,8 +26,9 @@ from fedmosaic.hosts import (
     NetworkSettings,
     ReconSettings,
     RowNetworkSettings,
+    SharedTableSettings,
     SharpnessSettings,
-    additive_host,
+    TableSettings,
     alone,
     central,
     federation,
@@ -39,6 +40,8 @@ from fedmosaic.hosts import (
     fixing,
     linear,
     mixed,
+    own_table,
+    shared_table,
 )
 from fedmosaic.methods.fedpergnn import FedPerGNN, GNNSettings
 from fedmosaic.methods.gpfedrec import GPFedRec, GraphSettings
@@ -209,15 +212,15 @@ ZOO: dict[str, Entry] = {
             "fedrap-c",
             "FedRAP's ablation: the shared table alone",
             FEDRAP,
-            fixing(AdditiveSettings, own_rate=None),
-            lambda s: federation(s, additive_host(s)),
+            SharedTableSettings,
+            lambda s: federation(s, shared_table(s)),
         ),
         Entry(
             "fedrap-d",
             "FedRAP's ablation: the own table alone, nothing shared",
             FEDRAP,
-            fixing(AdditiveSettings, own_rate=None),
-            lambda s: federation(s, additive_host(s), alone),
+            TableSettings,
+            lambda s: federation(s, own_table(s)),
         ),
         *(
             Entry(

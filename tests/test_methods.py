@@ -28,7 +28,7 @@ from fedmosaic.upload import Parcel
 SMALL: dict[str, dict[str, Any]] = {
     "metamf": {"dim": 4, "narrow": 2, "hidden": 8, "memory": 6, "group": 4, "rounds": 3},
     "fedpergnn": {"dim": 4, "rounds": 3, "period": 1, "neighbours": 2, "pseudo": 3},
-    "gpfedrec": {"dim": 4, "rounds": 3, "batch_size": 16, "item_factor": 0.05},
+    "gpfedrec": {"dim": 4, "rounds": 3, "batch_size": 16, "item_factor": 0.05, "rate": 0.1, "user_rate": 0.1},
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from fedmosaic import zoo
 from fedmosaic.algorithm import Algorithm, compose
 from fedmosaic.errors import SettingsError
-from fedmosaic.hosts import AdditiveSettings, LinearSettings, additive_host, fedneumf, linear, roles_of
+from fedmosaic.hosts import AdditiveSettings, LinearSettings, fedneumf, linear, roles_of, shared_table
 from fedmosaic.hosts import SharpnessSettings as Sharp
 from fedmosaic.local import SGD, Adam, Context, Move, Pass, Phase, plain_slope
 from fedmosaic.models.mf import LinearScorer
@@ -55,6 +55,7 @@ def state_of(algorithm: Algorithm, engine: str = "simulate", **task: Any) -> Any
         {"threshold": 0.05},
         {"clip": 0.1, "noise": 1.0},
         {"own_rate": 0.0},
+        {"decay": 0.0},
         {"own_rate": 1.0, "step_decay": 0.5, "participation": 0.5},
     ],
     ids=str,
@@ -117,7 +118,7 @@ def test_engine_law_of_encoders_and_noise(wrapper: Any) -> None:
 
 
 def test_own_table_frozen_at_zero_is_the_shared_table_alone() -> None:
-    host = additive_host(AdditiveSettings(**{k: v for k, v in RAP.items() if k != "rounds"}))
+    host = shared_table(AdditiveSettings(**{k: v for k, v in RAP.items() if k != "rounds"}))
     wrapped = additive(own_rate=0.0, init=Init("zero"))(host)
     one, two = state_of(host), state_of(wrapped)
     for name in ("server/item", "private/user", "private/bias"):
@@ -205,7 +206,7 @@ def test_untouched_own_rows_shrink_by_one_number_per_client() -> None:
         state, _ = run_rounds(replace(federation, engine=engine), data, rounds=1)
         steps = 4  # two epochs of two batches
         wanted = np.prod([1 - 2.0 * 0.95**t * 0.01 for t in range(steps)])
-        np.testing.assert_allclose(state["private/item.own.scale"], [wanted], rtol=1e-5)
+        np.testing.assert_allclose(state["private/item.own.scale"], [[wanted, wanted]], rtol=1e-5)
         touched = state["private/item.own.keys"]
         start = federation.start(data, 1)["server/item"]
         others = np.setdiff1d(np.arange(data.n_items), touched)
@@ -272,13 +273,13 @@ def test_the_global_table_gets_no_gradient_and_no_more_is_sent() -> None:
     wrapped = mixing()(host)
     assert wrapped.traffic(100, 50.0) == host.traffic(100, 50.0)
     rng = torch.Generator().manual_seed(3)
-    given = torch.randn(5, 4, generator=rng).requires_grad_()
+    given = torch.randn(5, 4, generator=rng)
     batch = Batch(torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0]]), torch.tensor([[1.0, 0, 1, 0]]), torch.ones(1, 4))
     model = wrapped.model
     params = {"item": torch.randn(5, 4), "user": torch.ones(1, 4), "bias": torch.zeros(1, 1)}
     local = params["item"].requires_grad_()
     mix = torch.tensor([[0.25, 1.0]])
-    view = View({**params, "item": local, "item.mix": mix}, batch, {"item": given.detach()}, batch)
+    view = View({**params, "item": local, "item.mix": mix}, batch, {"item": given}, batch)
     score = model.score(view, batch.items).sum()
     (slope,) = torch.autograd.grad(score, [local])
     torch.testing.assert_close(slope[:4], torch.full((4, 4), 0.25))  # weight · w

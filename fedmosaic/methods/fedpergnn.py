@@ -24,8 +24,9 @@ from torch import Tensor
 
 from fedmosaic import keys
 from fedmosaic.algorithm import Algorithm
+from fedmosaic.data.batches import round_half_up
 from fedmosaic.evaluate import Scorer
-from fedmosaic.hosts import FULL_BATCH, FederatedSettings, federation
+from fedmosaic.hosts import FULL_BATCH, FederatedSettings, federation, refuse_silos
 from fedmosaic.local import Adam, Move, Pass, Phase
 from fedmosaic.models.view import View
 from fedmosaic.objective import ChunkedBCE
@@ -132,7 +133,7 @@ class FedPerGNN:
         step = Phase((Move(("user",), s.user_rate, Adam(persistent=True)), Move(("item", *layers), s.rate)))
         roles = dict.fromkeys(("item", *layers), Role.SHARED)
         roles |= {"user": Role.PRIVATE} | ({"sent": Role.PRIVATE, "near": Role.FROZEN} if s.neighbours else {})
-        stack = (ClipValues(s.clip), *((PseudoItems(s.pseudo),) if s.pseudo else ()))
+        stack = (*((PseudoItems(s.pseudo),) if s.pseudo else ()), ClipValues(s.clip))
         host = Algorithm(
             model,
             roles,
@@ -158,9 +159,18 @@ class FedPerGNN:
         self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
     ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
         """Expand the graph when it is time, then a round like any other."""
-        if self.settings.neighbours and round > 1 and (round - 1) % self.settings.period == 0:
+        refuse_silos(data, "fedpergnn")
+        s = self.settings
+        grows = bool(s.neighbours) and round > 1 and (round - 1) % s.period == 0
+        if grows:
             state = self._expanded(data, state, round, seed)
-        return self.federation.advance(data, state, round, seed, probe)
+        after, record, answers = self.federation.advance(data, state, round, seed, probe)
+        # Neighbours come from the service, not from the server: for a device's own items, when the graph grows.
+        held = data.histories.unique().lengths.mean()
+        down = record.bytes_down - 4 * data.n_items * s.neighbours * s.dim
+        down += round_half_up(grows * held * s.neighbours * 4 * s.dim)
+        up = record.bytes_up + round_half_up(grows * (8 * held + 4 * s.dim))  # ciphertexts and a vector
+        return after, replace(record, bytes_up=up, bytes_down=down), answers
 
     def _expanded(self, data: TrainingSet, state: State, round: int, seed: int) -> State:
         """Devices publish, the service matches, devices look up what belongs to their own items."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.data.batches import draw_cohort
-from fedmosaic.hosts import RoundSettings, network_of
+from fedmosaic.hosts import RoundSettings, network_of, refuse_silos
 from fedmosaic.local import Context, Move, Pass, PerItem, Phase
 from fedmosaic.models.ncf import NCF
 from fedmosaic.models.view import Batch, Model, View
@@ -39,10 +39,10 @@ CLIENTS_PER_CHUNK = 64
 class GraphSettings(RoundSettings):
     """Settings of GPFedRec."""
 
-    rate: float = Field(default=0.1, gt=0, description="rate of the score side")
-    user_rate: float | None = Field(default=None, gt=0, description="rate of user vectors; none = rate")
+    rate: float = Field(default=1.0, gt=0, description="rate of the network")
+    user_rate: float = Field(default=3.0, gt=0, description="rate of user vectors")
     item_factor: float = Field(default=8.0, gt=0, description="item rate = items · factor")
-    pull: float = Field(default=1.0, ge=0, description="weight of the anchor")
+    pull: float = Field(default=0.1, ge=0, description="weight of the anchor")
     threshold: float = Field(default=1.0, ge=0, description="neighbours are more similar than this times the mean")
     init: float = Field(default=0.3, gt=0, description="deviation of the first vectors")
 
@@ -92,7 +92,7 @@ class GPFedRec:
         s = self.settings
         model = Anchored(NCF(s.dim, init=Init("normal", s.init)), s.dim)
         network = network_of(model)
-        score = Phase((Move(network, s.rate), Move(("user",), s.user_rate or s.rate)))
+        score = Phase((Move(network, s.rate), Move(("user",), s.user_rate)))
         items = Phase((Move(("item",), PerItem(s.item_factor)),))
         roles = dict.fromkeys((*network, "user", "anchor"), Role.PRIVATE) | {"item": Role.SHARED}
         local = (Pass((score, items), s.local_epochs, s.batch_size),)
@@ -106,12 +106,14 @@ class GPFedRec:
         for name in (n for n in algorithm.stored if n != "anchor"):
             state[f"private/{name}"] = first_rows(algorithm.specs[name], seed, data.n_users, data.n_clients)
         everybody = np.broadcast_to(item, (data.n_users, *item.shape))
-        return state | {"anchor": everybody.copy(), "tuned": everybody.copy()}
+        last = np.zeros(data.n_users, dtype=np.int32)
+        return state | {"anchor": everybody.copy(), "tuned": everybody.copy(), "last": last}
 
     def advance(
         self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
     ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
         """Local work of the cohort, one table per client, and the graph over those tables."""
+        refuse_silos(data, "gpfedrec")
         able = np.flatnonzero(data.histories.lengths > 0)
         cohort = able[draw_cohort(able.size, self.settings.participation, seed=seed, round=round)]
         ctx = Context(round, seed, data.n_items, data.n_clients)
@@ -131,7 +133,11 @@ class GPFedRec:
         after = {k: v for k, v in loop.merge_held(task, held).items() if not k.startswith("private/anchor")}
         anchor = state["anchor"].copy()
         anchor[cohort] = neighbours_mean(tuned[cohort], self.settings.threshold)
-        result = {**state, **after, "tuned": tuned, "anchor": anchor, "server/item": anchor[cohort].mean(axis=0)}
+        last = state["last"].copy()
+        last[cohort] = round
+        newest = anchor[cohort].mean(axis=0)
+        anchor[last == 0], tuned[last == 0] = newest, newest  # whoever has not been drawn yet has the newest table
+        result = {**state, **after, "tuned": tuned, "anchor": anchor, "server/item": newest, "last": last}
         size = 4 * tuned[0].size
         answers = None if probe is None else self._scores(data, result, probe)
         return result, RoundRecord(cohort.size, size, 2 * size, loss / cohort.size, float(data.n_items)), answers

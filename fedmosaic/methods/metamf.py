@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.data.batches import draw_cohort
+from fedmosaic.hosts import refuse_silos
 from fedmosaic.local import Adam, Context, Move, Pass, Phase
 from fedmosaic.models.view import View
 from fedmosaic.ragged import I64, Ragged
@@ -125,6 +126,7 @@ class MetaMF:
         self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
     ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
         """All clients drawn, in groups; after each the server steps."""
+        refuse_silos(data, "metamf")
         able = np.flatnonzero(data.histories.lengths > 0)
         cohort = able[draw_cohort(able.size, self.settings.participation, seed=seed, round=round)]
         ctx = Context(round, seed, data.n_items, data.n_clients)

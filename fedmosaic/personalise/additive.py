@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedmosaic.algorithm import Algorithm, Wrapper
+from fedmosaic.errors import SettingsError
 from fedmosaic.local import Context, Move, Pass, Phase, Schedule, value_of
 from fedmosaic.models.view import Batch, Model, View
 from fedmosaic.objective import Objective, mean
@@ -125,6 +126,8 @@ def additive(
 
     def wrap(host: Algorithm) -> Algorithm:
         own = f"{table}.own"
+        if getattr(host.model, "table", None) == table:
+            raise SettingsError(f"{table} is already read through a wrapper; additive would replace it")
         model = AdditiveModel(host.model, table, own, init or host.specs[table].init)
         return replace(
             host,

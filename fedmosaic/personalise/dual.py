@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedmosaic.algorithm import Algorithm, Wrapper
+from fedmosaic.errors import SettingsError
 from fedmosaic.local import Move, Pass, Phase, Schedule
-from fedmosaic.tree import Axis, Role
+from fedmosaic.tree import UPLOADED, Axis, Role
 
 
 def dual(score_rate: Schedule | None = None, item_rate: Schedule | None = None) -> Wrapper:
@@ -25,6 +26,9 @@ def dual(score_rate: Schedule | None = None, item_rate: Schedule | None = None) 
     def wrap(host: Algorithm) -> Algorithm:
         items = tuple(n for n, s in host.specs.items() if s.axis is Axis.ITEM)
         score = tuple(n for n in host.specs if n not in items)
+        hidden = [n for n in items if host.roles[n] not in UPLOADED]
+        if hidden:
+            raise SettingsError(f"dual would send item tables that this host does not: {hidden}")
         own = {n: Role.REBUILT if host.roles[n] is Role.REBUILT else Role.PRIVATE for n in score}
         local = tuple(_alternate(one, score, items) for one in host.local)
         # what is rebuilt when it is asked for tunes its items then, too, and with all there is

@@ -23,7 +23,7 @@ from fedmosaic.errors import SettingsError
 from fedmosaic.local import Context
 from fedmosaic.models.view import Batch, Model, View
 from fedmosaic.objective import Objective, Prepare
-from fedmosaic.tree import Axis, Init, Role, Spec, by_name
+from fedmosaic.tree import UPLOADED, Axis, Init, Role, Spec, by_name
 
 Form = Literal["local-global", "self"]
 TINY = 1e-12
@@ -208,6 +208,10 @@ def mixing(
         raise SettingsError("a weight smoothed over rounds is computed once a round: when=round")
 
     def wrap(host: Algorithm) -> Algorithm:
+        if host.roles[table] not in UPLOADED:
+            raise SettingsError(f"mixing needs a table that the host sends; {table} is {host.roles[table].value}")
+        if getattr(host.model, "table", None) == table:
+            raise SettingsError(f"{table} is already read through a wrapper; mixing would replace it")
         if weight == 1 and not keep and not beta:
             return host
         model = MixedModel(host.model, table, weight)

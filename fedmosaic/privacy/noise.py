@@ -145,6 +145,7 @@ class SoftThreshold(OneSided):
     """Pull every number of the item rows a client sends towards zero by `size`; small ones become exactly zero."""
 
     size: float
+    whole: bool = field(default=True, init=False)  # all rows are sent, so all are counted
 
     def encode(self, parcel: Parcel) -> dict[str, Tensor]:
         """value <- sign(value) · max(|value| - size, 0), on rows that changed."""

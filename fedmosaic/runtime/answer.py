@@ -93,7 +93,8 @@ def gathered(
                 params[name] = value if spec.axis is Axis.USER else value[torch.from_numpy(owner)]
             continue
         own = algorithm.roles[name] in (*STORED, Role.REBUILT)
-        base = first_table(spec, task.ctx.seed, block.place.n_items) if own else task.server[name]
+        began = own and name not in task.server  # what was never stored: as it began, or as the server has it
+        base = first_table(spec, task.ctx.seed, block.place.n_items) if began else task.server[name]
         rows = base[items]
         if shared:
             params[name] = given[name] = torch.from_numpy(rows.reshape(-1, *spec.shape))

@@ -4,8 +4,8 @@
     whole        one tensor per client          private/NAME            [clients, ...]
     item axis    rows a client has touched      private/NAME.keys       sorted client · items + item
                                                 private/NAME.rows       their values; all others are as they began
-                                                private/NAME.scale      [clients] where decay reaches every row: what
-                                                                        it has left; rows are stored relative to it
+                                                private/NAME.scale      [clients, 2] where decay reaches every row: what
+                                                                        it has left of stored rows, of all others
 
 Tables that are sent as well (KEPT) are stored likewise, under kept/NAME. The memory of persistent optimisers is stored
 the same way, under memory/NAME.0, memory/NAME.1, ...
@@ -25,12 +25,13 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedmosaic.errors import ScoreError
 from fedmosaic.ragged import I64, Ragged
 from fedmosaic.training import State
 from fedmosaic.tree import F32, Axis, Spec
 
 Array = npt.NDArray[Any]
-TINY = np.float32(1e-20)  # what decay leaves at least, so that rows can be stored relative to it
+SMALL = np.float32(1e-12)  # below it, what decay has left is multiplied into the stored rows
 MAP_FROM = 4 << 30  # bytes of one array from which it lives in a temporary file instead of memory
 
 
@@ -91,9 +92,13 @@ def read(state: State, name: str, axis: Axis, place: Place, fallback: Array) -> 
         at = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
         known = keys[at] == wanted
         result[known] = state[f"{name}.rows"][at[known]]
+    else:
+        known = np.zeros(result.shape[0], dtype=bool)
     scale = state.get(f"{name}.scale")
     if scale is not None:
-        result *= scale[place.clients[place.touched.rows]].reshape(-1, *[1] * (result.ndim - 1))
+        owner = place.clients[place.touched.rows]
+        factor = np.where(known, scale[owner, 0], scale[owner, 1])
+        result *= factor.reshape(-1, *[1] * (result.ndim - 1))
     return result
 
 
@@ -105,7 +110,7 @@ def write(state: dict[str, Array], held: Mapping[str, list[Stored]], n_users: in
         if parts[0][0] is Axis.ITEM:
             factors = held.get(f"{name}.scale")
             if factors is not None:
-                state[f"{name}.scale"] = _rescaled(state.get(f"{name}.scale"), factors, n_clients)
+                _rescale(state, name, factors, n_clients)
             _write_rows(state, name, parts)
             continue
         old, (axis, _, first) = state.get(name), parts[0]
@@ -117,11 +122,24 @@ def write(state: dict[str, Array], held: Mapping[str, list[Stored]], n_users: in
         state[name] = new
 
 
-def _rescaled(old: Array | None, factors: list[Stored], n_clients: int) -> Array:
-    scale = np.ones(n_clients, dtype=np.float32) if old is None else old.copy()
+def _rescale(state: dict[str, Array], name: str, factors: list[Stored], n_clients: int) -> None:
+    """Let decay act on every row: one factor per client, folded into its stored rows before it gets too small."""
+    old = state.get(f"{name}.scale")
+    scale = np.ones((n_clients, 2), dtype=np.float32) if old is None else old.copy()
     for _, place, factor in factors:
-        scale[place.clients] = np.maximum(scale[place.clients] * factor, TINY)
-    return scale
+        if (factor <= 0).any():
+            raise ScoreError("rate times weight decay is above 1, so that rows change sign; lower one of them")
+        scale[place.clients] *= factor[:, None]
+    small = scale[:, 0] < SMALL
+    keys = state.get(f"{name}.keys")
+    if small.any() and keys is not None and keys.size:
+        owner = keys // factors[0][1].n_items
+        rows = state[f"{name}.rows"].copy()
+        hit = small[owner]
+        rows[hit] *= scale[owner[hit], 0].reshape(-1, *[1] * (rows.ndim - 1))
+        state[f"{name}.rows"] = rows
+    scale[small, 0] = 1
+    state[f"{name}.scale"] = scale
 
 
 def _write_rows(state: dict[str, Array], name: str, parts: list[Stored]) -> None:
@@ -130,7 +148,7 @@ def _write_rows(state: dict[str, Array], name: str, parts: list[Stored]) -> None
     for _, place, values in parts:
         if scale is not None:
             owner = place.clients[place.touched.rows]
-            values = values / scale[owner].reshape(-1, *[1] * (values.ndim - 1))
+            values = values / scale[owner, 0].reshape(-1, *[1] * (values.ndim - 1))
         blocks.append(values)
     keys = np.concatenate([place.row_keys for _, place, _ in parts])
     rows = np.concatenate(blocks)

@@ -98,12 +98,12 @@ def _make_room(rows: Any, dim: Any, widest: Any, form: Any) -> Any:
 def _load(met: Any, n: Any, item: Any, store: Any, who: Any, c: Any, owner: Any, place: Any, room: Any) -> None:
     """A client's rows: the server's, and its own from the store or (restart) the server's again."""
     n_items, dim = item.shape
-    scale = store.scale[c]
+    scale, untouched = store.scale[c, 0], store.scale[c, 1]
     for k in range(n):
         j = np.uint32(met[k])
         for d in range(dim):
             room.common[k, d] = item[j, d]
-            room.own[k, d] = item[j, d] if store.restart else store.first[j, d] * scale
+            room.own[k, d] = item[j, d] if store.restart else store.first[j, d] * untouched
     if not store.restart:
         for slot in range(store.begin[c], store.end[c]):
             j = store.keys[slot] - who * n_items

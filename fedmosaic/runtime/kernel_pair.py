@@ -51,6 +51,7 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
         "it has several passes": len(algorithm.local) != 1 or algorithm.local[0].part != "all",
         "its item table is not sent": algorithm.roles.get("item") not in (Role.SHARED, Role.PERSONALISED, Role.KEPT),
         "an optimiser is not SGD": any(not isinstance(m.rule, SGD) for m in moves),
+        "a mixed table decays": isinstance(model, MixedModel) and any(getattr(m.rule, "decay", 0) for m in moves),
         "it uploads gradients": algorithm.upload.kind == "gradient",
         "its uploads are encoded": bool(algorithm.upload.stack) or algorithm.upload.support == "nonzero",
         "user and bias move differently": any(("user" in m.names) != ("bias" in m.names) for m in moves),
@@ -132,7 +133,7 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
 def _spreads(algorithm: Algorithm, name: str) -> bool:
     """Whether decay reaches a table's rows without examples."""
     rules = [m.rule for m in algorithm.moves if name in m.names]
-    return any(isinstance(rule, SGD) and rule.everywhere for rule in rules)
+    return any(isinstance(rule, SGD) and rule.everywhere and rule.decay > 0 for rule in rules)
 
 
 def _kept(algorithm: Algorithm, task: Task, store: Store, mix: Any, shrunk: Any) -> dict[str, list[devices.Stored]]:
@@ -164,10 +165,10 @@ def _store(algorithm: Algorithm, task: Task, name: str) -> Store:
         restart=restart,
         keys=stored,
         rows=task.held.get(f"{shelf}.rows", np.zeros((0, dim), np.float32)),
-        scale=task.held.get(f"{shelf}.scale", np.ones(data.n_clients, np.float32))[cohort],
+        scale=task.held.get(f"{shelf}.scale", np.ones((data.n_clients, 2), np.float32))[cohort],
         begin=np.searchsorted(stored, cohort * data.n_items),
         end=np.searchsorted(stored, (cohort + 1) * data.n_items),
-        first=np.array(first_table(spec, task.ctx.seed, data.n_items)),
+        first=np.array(task.server[name] if name in task.server else first_table(spec, task.ctx.seed, data.n_items)),
         out_at=out_at,
         out_items=np.empty(out_at[-1], np.int32),
         out_rows=np.empty((out_at[-1], dim), np.float32),

@@ -58,7 +58,10 @@ def load(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tensor:
     spec, role = algorithm.specs[name], algorithm.roles[name]
     if role in (Role.SHARED, Role.PERSONALISED, Role.FROZEN):
         return _received(algorithm, task, place, name)
-    fresh = first_values(spec, task.ctx.seed, place)
+    if role is Role.KEPT:  # rows the device has never trained are the server's
+        fresh = _received(algorithm, task, place, name).numpy()
+    else:
+        fresh = first_values(spec, task.ctx.seed, place)
     if role is Role.REBUILT:
         return torch.from_numpy(fresh)
     return torch.from_numpy(devices.read(task.held, algorithm.shelf(name), spec.axis, place, fresh))
@@ -133,10 +136,11 @@ def _step(
     axis, rate = algorithm.specs[name].axis, value_of(move.rate, ctx)
     by_row: Rate = rate
     if turn.factor is not None:
-        by_row = rate * turn.factor[owner].reshape(-1, *[1] * (gradient.ndim - 1))
+        spread = turn.factor[owner].reshape(-1, *[1] * (gradient.ndim - 1))
+        by_row = rate * spread
     if name in block.gradients:
         total = block.head(axis, block.gradients[name], turn.active)
-        total.add_(gradient if isinstance(by_row, float) else gradient * (by_row > 0))
+        total.add_(gradient if turn.factor is None else gradient * spread)
         return
     memory = tuple(block.head(axis, m, turn.active) for m in block.memory[name])
     move.rule.step(value, gradient, memory, by_row)
@@ -201,7 +205,8 @@ def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str,
     upload, owners = algorithm.upload, {n: block.owners[s.axis] for n, s in algorithm.specs.items()}
     changes = {n: block.gradients.get(n, block.params[n] - block.before[n]) for n in algorithm.sent}
     if upload.stack:
-        parcel = Parcel(changes, block.before, owners, block.place.clients, ctx)
+        own = {n: block.before[n] for n in algorithm.sent}
+        parcel = Parcel(changes, own, {n: owners[n] for n in algorithm.sent}, block.place.clients, ctx)
         changes = dict(upload.encode(parcel))
     totals, numbers = {}, 0
     for name, change in changes.items():
