@@ -32,6 +32,7 @@ class Batch:
     users: Tensor  # [clients, length] or [clients, 1] rows of the block's user tables
     labels: Tensor  # [clients, length]
     weight: Tensor  # [clients, length] 1 for an example, 0 for padding
+    direct: bool = False  # `items` simply counts the rows of the tables, so that they can be read as they lie
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,16 @@ class View:
 
     def stored(self, name: str, items: Tensor) -> Tensor:
         """Rows of an item table, as they are."""
-        return _gather(self.params[name], items)
+        return self._rows(self.params[name], items)
 
     def received(self, name: str, items: Tensor) -> Tensor:
         """Rows of an item table, as the server sent them."""
-        return _gather(self.given[name], items)
+        return self._rows(self.given[name], items)
+
+    def _rows(self, table: Tensor, items: Tensor) -> Tensor:
+        if self.batch.direct and items is self.batch.items:
+            return table.reshape(*items.shape, *table.shape[1:])
+        return _gather(table, items)
 
     def reading(self, name: str, reading: Reading) -> View:
         """The same view, with `rows(name, ...)` read in another way."""

@@ -67,7 +67,8 @@ def score_users(algorithm: Algorithm, task: Task, block: Block, items: Array) ->
         history = Batch(at, torch.arange(n_users)[:, None], weight, weight)
     params, given = gathered(algorithm, task, block, items)
     asked = torch.arange(items.size).reshape(n_users, -1)[:, :width]
-    batch = Batch(asked, torch.arange(n_users)[:, None], torch.zeros(0), torch.zeros(0))
+    direct = history is None
+    batch = Batch(asked, torch.arange(n_users)[:, None], torch.zeros(0), torch.zeros(0), direct)
     with torch.no_grad():
         return np.asarray(algorithm.model.score(View(params, batch, given, history), batch.items).numpy())
 
@@ -199,7 +200,7 @@ class DeviceScorer:
         own_rows = any(algorithm.specs[n].axis is Axis.ITEM for n in algorithm.stored)
         asked = Ragged.from_rows([[]] * clients.size)
         if own_rows:
-            asked = Ragged.group(np.repeat(of_client, items.shape[1]), items.ravel(), clients.size).unique()
+            asked = Ragged.group(np.repeat(of_client, items.shape[1]), items.ravel(), clients.size)
         task = task_of(algorithm, data, self.state, self.context(0), clients)
         block = holding(algorithm, task, Place(clients, members, asked, data.n_items))
         result = np.empty(items.shape, dtype=np.float32)

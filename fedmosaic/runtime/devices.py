@@ -144,28 +144,24 @@ def _rescale(state: dict[str, Array], name: str, factors: list[Stored], n_client
 
 def _write_rows(state: dict[str, Array], name: str, parts: list[Stored]) -> None:
     """Merge touched rows into the sorted store; with a scale, rows are stored relative to it."""
-    scale, blocks = state.get(f"{name}.scale"), []
-    for _, place, values in parts:
-        if scale is not None:
-            owner = place.clients[place.touched.rows]
-            values = values / scale[owner, 0].reshape(-1, *[1] * (values.ndim - 1))
-        blocks.append(values)
-    keys = np.concatenate([place.row_keys for _, place, _ in parts])
-    rows = np.concatenate(blocks)
-    order = np.argsort(keys)
-    old = state.get(f"{name}.keys")
-    if old is None:
-        state[f"{name}.keys"], state[f"{name}.rows"] = keys[order], rows[order]
-        return
-    width = int(np.prod(rows.shape[1:]))
-    before, shape = state[f"{name}.rows"].reshape(-1, width), rows.shape[1:]
-    merged_keys, merged = _merge(old, before, keys, rows.reshape(-1, width), order)
-    state[f"{name}.keys"], state[f"{name}.rows"] = merged_keys, merged.reshape(-1, *shape)
+    shape, scale = parts[0][2].shape[1:], state.get(f"{name}.scale")
+    keys, rows = parts[0][1].row_keys, parts[0][2]
+    if len(parts) > 1:
+        keys = np.concatenate([place.row_keys for _, place, _ in parts])
+        rows = np.concatenate([values for _, _, values in parts])
+    width, order = int(np.prod(shape)), np.argsort(keys)
+    divisor = np.ones(1, dtype=rows.dtype)
+    if scale is not None:
+        divisor = scale[keys // parts[0][1].n_items, 0]
+    old_keys = state.get(f"{name}.keys", np.zeros(0, dtype=keys.dtype))
+    old_rows = state.get(f"{name}.rows", np.zeros((0, *shape), dtype=rows.dtype))
+    merged = _merge(old_keys, old_rows.reshape(-1, width), keys, rows.reshape(-1, width), order, divisor)
+    state[f"{name}.keys"], state[f"{name}.rows"] = merged[0], merged[1].reshape(-1, *shape)
 
 
 @numba.njit(cache=True)
-def _merge(old_keys: Any, old_rows: Any, keys: Any, rows: Any, order: Any) -> Any:
-    """Union of two keyed tables, the second (visited in `order`) winning; one pass, one copy."""
+def _merge(old_keys: Any, old_rows: Any, keys: Any, rows: Any, order: Any, divisor: Any) -> Any:
+    """Union of two keyed tables, the second (visited in `order`, rows divided) winning; one pass, one copy."""
     size, a, b = old_keys.size, 0, 0
     for b in range(keys.size):  # count what is new
         k = keys[order[b]]
@@ -178,7 +174,10 @@ def _merge(old_keys: Any, old_rows: Any, keys: Any, rows: Any, order: Any) -> An
         if b < keys.size and (a == old_keys.size or keys[order[b]] <= old_keys[a]):
             k = keys[order[b]]
             all_keys[n] = k
-            all_rows[n] = rows[order[b]]
+            source, target = rows[order[b]], all_rows[n]
+            by = 1 / (divisor[order[b]] if divisor.size > 1 else divisor[0])
+            for d in range(source.size):
+                target[d] = source[d] * by
             b += 1
             a += a < old_keys.size and old_keys[a] == k
         else:
