@@ -210,9 +210,9 @@ class TunedScorer:
 def neighbours_mean(tables: Array, threshold: float) -> Array:
     """Each table replaced by the mean of those more similar to it than `threshold` times its mean similarity.
 
-    >>> a = np.array([[[1.0, 0.0]], [[1.0, 0.1]], [[0.0, 1.0]]], dtype=np.float32)
-    >>> neighbours_mean(a, 1.0).round(2).tolist()
-    [[[1.0, 0.05]], [[1.0, 0.05]], [[0.0, 1.0]]]
+    >>> a = np.array([[[1.0, 0.0]], [[1.0, 0.5]], [[0.0, 1.0]]], dtype=np.float32)
+    >>> neighbours_mean(a, 1.0).tolist()
+    [[[1.0, 0.25]], [[1.0, 0.25]], [[0.0, 1.0]]]
     """
     flat = torch.from_numpy(tables.reshape(tables.shape[0], -1))
     unit = torch.nn.functional.normalize(flat, dim=1)
