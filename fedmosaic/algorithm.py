@@ -149,7 +149,7 @@ class Algorithm:
     def dense(self) -> bool:
         """Whether a client must hold the whole catalogue, not just the rows of its examples."""
         spread = any(isinstance(m.rule, SGD) and m.rule.everywhere for m in self.moves)
-        shown = any(getattr(encoder, "whole", False) for encoder in self.upload.stack)
+        shown = any(encoder.whole for encoder in self.upload.stack)
         return self.whole or shown or self.watches == "all" or (spread and bool(self.upload.stack))
 
     def traffic(
@@ -161,6 +161,7 @@ class Algorithm:
         was counted. Rows averaged over their senders need the senders counted.
         """
         up = 4.0 * n_items if self.sent and self.server.reduce == "row-mean" else 0.0
+        tables = 0.0  # of which only what is not zero is sent, unless noise has left no zeros
         for name in self.sent:
             spec = self.specs[name]
             row = Spec(name, spec.axis, self.upload.shape(spec))
@@ -168,11 +169,10 @@ class Algorithm:
                 up += 4 * row.count(n_items)
             elif self.upload.support == "touched":
                 up += touched_rows * (4 * row.count(1) + 4)  # values and the row's id
+            else:
+                tables += 4 * row.count(n_items)
         if self.upload.support == "nonzero":
-            tables = sum(4 * Spec(n, s.axis, self.upload.shape(s)).count(n_items) for n, s in self.specs.items()
-                         if n in self.sent and s.axis is Axis.ITEM)  # fmt: skip
-            thin = 8 * numbers  # a value and its place
-            up += tables if self.upload.noise is not None else min(tables, thin)  # noise leaves no zeros
+            up += tables if self.upload.noise is not None else min(tables, 8 * numbers)  # a value and its place
         down = {n: 4 * self.specs[n].count(n_items) for n in self.received}
         if received is not None:
             whole = sum(size for n, size in down.items() if self.specs[n].axis is Axis.ITEM)

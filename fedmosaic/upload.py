@@ -48,7 +48,12 @@ class Parcel:
 
 
 class Encoder(Protocol):
-    """A two-sided transform of uploads; with an attribute `whole` that is true it is shown the whole catalogue."""
+    """A two-sided transform of uploads."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it must be shown the whole catalogue, not only the rows that were trained."""
+        ...
 
     def encode(self, parcel: Parcel) -> dict[str, Tensor]:
         """The device's half: changes in, changes out."""

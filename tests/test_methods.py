@@ -239,10 +239,14 @@ def test_spectrum_of_collapsed_and_full_tables() -> None:
     assert information_abundance(np.zeros((3, 2))) == effective_rank(np.zeros((3, 2))) == 0
 
 
-def test_the_example_of_ones_own_algorithm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_ones_own_algorithm_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     example = Path(__file__).parents[1] / "examples" / "own_algorithm.py"
     monkeypatch.setattr("sys.argv", ["own_algorithm.py", "--dataset", "synthetic", "--rounds", "2"])
     try:
         runpy.run_path(str(example), run_name="__main__")
     finally:
         zoo.ZOO.pop("near", None)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("fedmf", "near", "full HR@10"))

@@ -23,14 +23,13 @@ from fedmosaic.personalise.dual import dual
 from fedmosaic.personalise.lowrank import low_rank
 from fedmosaic.personalise.mixing import MixedModel, NTKWeight, decorrelation, distinct, mixing
 from fedmosaic.personalise.sharpness import UphillSlope, climb, sharpness_aware
-from fedmosaic.privacy.noise import Additive, Clip, clipped, noisy
+from fedmosaic.privacy.noise import clipped, noisy
 from fedmosaic.ragged import Ragged
 from fedmosaic.runtime import kernel
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.server import Server
 from fedmosaic.testing import check_chunks, check_engines, check_privacy, digest, run_rounds, toy_training_set
 from fedmosaic.tree import Init, Role
-from fedmosaic.upload import SCALE, Parcel, Upload
 
 RAP: dict[str, Any] = {"dim": 4, "table_rate": 2.0, "decay": 0.01, "local_epochs": 3, "batch_size": 32, "rounds": 3}
 MIX: dict[str, Any] = {"dim": 4, "batch_size": 16, "item_rate": 2.0, "rounds": 3}
@@ -329,49 +328,6 @@ def test_chunked_loss_is_a_sum_of_means() -> None:
     batch = Batch(torch.tensor([[0, 1, 2, 3, 4]]), torch.tensor([[0]]), torch.zeros(1, 5), torch.ones(1, 5))
     found = ChunkedBCE(2)(model, View(params, batch), batch, Context(1, 0, 5, 1))
     torch.testing.assert_close(found, torch.tensor([3 * float(np.log(2))]))
-
-
-# --- uploads ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "spread"), [("laplace", 2**0.5), ("gaussian", 1.0)])
-def test_noise_has_its_scale_on_every_number_and_is_keyed(kind: Any, spread: float) -> None:
-    noise, ctx = Additive(kind, 0.5), Context(3, 7, 100, 10)
-    clients = np.arange(5)
-    total, again, alone = (np.zeros((400, 8), dtype=np.int64) for _ in range(3))
-    noise.add(total, "item", clients, ctx)
-    for client in clients[::-1]:
-        noise.add(again, "item", np.array([client]), ctx)
-    assert np.array_equal(total, again)
-    noise.add(alone, "item", clients[:1], ctx)
-    values = alone / SCALE
-    assert abs(values.std() - 0.5 * spread) < 0.03
-    assert abs(values.mean()) < 0.03
-    other = np.zeros_like(alone)
-    noise.add(other, "item", clients[:1], replace(ctx, round=4))
-    assert not np.array_equal(alone, other)
-
-
-def test_clipping_bounds_the_joint_norm_of_each_client() -> None:
-    changes = {"a": torch.full((4, 2), 3.0), "b": torch.full((2, 2), 0.001)}
-    owners = {"a": torch.tensor([0, 0, 0, 0]), "b": torch.tensor([0, 1])}
-    parcel = Parcel(changes, {}, owners, np.array([5, 9]), Context(1, 0, 4, 2))
-    found = Clip(0.5).encode(parcel)
-    squares = float(found["a"].square().sum() + found["b"][0].square().sum())
-    assert abs(squares**0.5 - 0.5) < 1e-6
-    assert torch.equal(found["b"][1], changes["b"][1])  # short enough already
-
-
-def test_low_rank_uploads_are_lossless_within_their_subspace() -> None:
-    """What the server decodes is exactly what the devices changed."""
-    host = linear(LinearSettings(dim=4, batch_size=16, item_rate=2.0))
-    data = toy_training_set()
-    one = run_rounds(Federation(low_rank(2)(host)), data, rounds=1)[0]
-    projected = replace(low_rank(2)(host), upload=Upload())  # the same training, sent at full width
-    two = run_rounds(Federation(projected), data, rounds=1)[0]
-    np.testing.assert_allclose(one["server/item"], two["server/item"], atol=1e-5)
-    change = one["server/item"] - Federation(host).start(data, 1)["server/item"]
-    assert np.linalg.matrix_rank(change, tol=1e-4) == 2
 
 
 # --- rebuilt parameters -------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fedmosaic import keys
 from fedmosaic.data.negatives import sample_negatives
+from fedmosaic.errors import SettingsError
 from fedmosaic.ragged import I32, I64, Ragged, offsets_of
 from fedmosaic.training import TrainingSet
 
@@ -61,6 +62,16 @@ def draw_cohort(n_clients: int, share: float, *, seed: int, round: int) -> I64:
         return np.arange(n_clients)
     ticket = keys.draws(keys.derive(seed=seed, purpose=keys.Purpose.COHORT, round=round), n_clients)
     return np.sort(np.argpartition(ticket, wanted)[:wanted])
+
+
+def cohort_of(data: TrainingSet, share: float, *, seed: int, round: int) -> I64:
+    """The clients of a round among those that hold at least one event; a device without has nothing to train on."""
+    members = data.members(np.arange(data.n_clients))
+    events = np.bincount(members.rows, weights=data.histories.lengths[members.values], minlength=data.n_clients)
+    able = np.flatnonzero(events > 0)
+    if not able.size:
+        raise SettingsError("nobody has a history; there is nothing to train on")
+    return able[draw_cohort(able.size, share, seed=seed, round=round)]
 
 
 def round_half_up(value: float) -> int:

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmosaic.algorithm import Algorithm
-from fedmosaic.data.batches import draw_cohort
+from fedmosaic.data.batches import cohort_of
 from fedmosaic.hosts import RoundSettings, network_of, refuse_silos
 from fedmosaic.local import Context, Move, Pass, PerItem, Phase
 from fedmosaic.models.ncf import NCF
@@ -114,8 +114,7 @@ class GPFedRec:
     ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
         """Local work of the cohort, one table per client, and the graph over those tables."""
         refuse_silos(data, "gpfedrec")
-        able = np.flatnonzero(data.histories.lengths > 0)
-        cohort = able[draw_cohort(able.size, self.settings.participation, seed=seed, round=round)]
+        cohort = cohort_of(data, self.settings.participation, seed=seed, round=round)
         ctx = Context(round, seed, data.n_items, data.n_clients)
         task = self._task(data, state, ctx, cohort)
         tuned, loss = state["tuned"].copy(), 0.0

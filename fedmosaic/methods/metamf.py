@@ -17,12 +17,12 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedmosaic.algorithm import Algorithm
-from fedmosaic.data.batches import draw_cohort
-from fedmosaic.hosts import refuse_silos
+from fedmosaic.data.batches import cohort_of
+from fedmosaic.hosts import FULL_BATCH, CohortSettings, refuse_silos
 from fedmosaic.local import Adam, Context, Move, Pass, Phase
 from fedmosaic.models.view import View
 from fedmosaic.ragged import I64, Ragged
@@ -33,18 +33,11 @@ from fedmosaic.training import RoundRecord, State, TrainingSet
 from fedmosaic.tree import Axis, Init, Role, Spec
 from fedmosaic.upload import Upload
 
-FULL_BATCH = 1 << 30
 
+class MetaSettings(CohortSettings):
+    """Settings of MetaMF; a round passes over all clients drawn."""
 
-class MetaSettings(BaseModel):
-    """Settings of MetaMF."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    rounds: int = Field(default=100, ge=1, description="rounds of training; each passes over all clients drawn")
-    participation: float = Field(default=1.0, gt=0, le=1, description="share of clients drawn in a round")
     group: int = Field(default=32, ge=1, description="clients per step of the server")
-    dim: int = Field(default=32, ge=1, description="width of the item rows")
     narrow: int = Field(default=8, ge=1, description="width of the generated factors, and of the hidden layer")
     hidden: int = Field(default=128, ge=1, description="width of the generators")
     memory: int = Field(default=128, ge=1, description="width of the shared memory")
@@ -54,7 +47,6 @@ class MetaSettings(BaseModel):
         default=0.9, ge=0, lt=1, description="answers come from a running mean of the server's parameters; 0 = newest"
     )
     clip: float = Field(default=5.0, gt=0, description="largest norm of a step's gradient")
-    negatives: int = Field(default=4, ge=0, description="fresh negatives per positive and round")
 
 
 @dataclass(frozen=True)
@@ -127,8 +119,7 @@ class MetaMF:
     ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
         """All clients drawn, in groups; after each the server steps."""
         refuse_silos(data, "metamf")
-        able = np.flatnonzero(data.histories.lengths > 0)
-        cohort = able[draw_cohort(able.size, self.settings.participation, seed=seed, round=round)]
+        cohort = cohort_of(data, self.settings.participation, seed=seed, round=round)
         ctx = Context(round, seed, data.n_items, data.n_clients)
         order = np.random.Generator(np.random.Philox(key=[seed, round])).permutation(cohort)
         new = {k: torch.from_numpy(v.copy()) for k, v in state.items() if k.startswith(("server/", "rule/"))}

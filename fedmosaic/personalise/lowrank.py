@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import sqrt
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,7 @@ class LowRank:
 
     tables: Mapping[str, int]
     rank: int
+    whole: ClassVar[bool] = False
 
     def encode(self, parcel: Parcel) -> dict[str, Tensor]:
         """A = change · Q' (· sqrt(r / d), left out here and in `decode`)."""

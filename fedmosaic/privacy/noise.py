@@ -13,8 +13,8 @@ every engine adds the same noise.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numba
 import numpy as np
@@ -36,7 +36,7 @@ _S11 = np.uint64(11)
 
 
 @dataclass(frozen=True)
-class Additive:
+class AddedNoise:
     """Noise on every number of every client's upload."""
 
     kind: Literal["laplace", "gaussian"]
@@ -68,6 +68,8 @@ def _add(total: Any, client_keys: Any, scale: float, laplace: bool) -> None:
 
 class OneSided:
     """An encoder whose work is all done on the device: rows keep their shape, and the server undoes nothing."""
+
+    whole: ClassVar[bool] = False
 
     def shape(self, spec: Spec) -> tuple[int, ...]:
         """As it was."""
@@ -112,7 +114,7 @@ class PseudoItems(OneSided):
     """
 
     count: int
-    whole: bool = field(default=True, init=False)  # needs rows that the client did not touch
+    whole: ClassVar[bool] = True  # needs rows that the client did not touch
 
     def encode(self, parcel: Parcel) -> dict[str, Tensor]:
         """Fill rows of zeros."""
@@ -145,7 +147,7 @@ class SoftThreshold(OneSided):
     """Pull every number of the item rows a client sends towards zero by `size`; small ones become exactly zero."""
 
     size: float
-    whole: bool = field(default=True, init=False)  # all rows are sent, so all are counted
+    whole: ClassVar[bool] = True  # all rows are sent, so all are counted
 
     def encode(self, parcel: Parcel) -> dict[str, Tensor]:
         """value <- sign(value) · max(|value| - size, 0), on rows that changed."""
@@ -166,7 +168,7 @@ def noisy(kind: Literal["laplace", "gaussian"], scale: float) -> Wrapper:
             return host
         if host.upload.noise is not None:
             raise SettingsError("the uploads carry noise already")
-        return replace(host, upload=replace(host.upload, noise=Additive(kind, scale)))
+        return replace(host, upload=replace(host.upload, noise=AddedNoise(kind, scale)))
 
     return wrap
 

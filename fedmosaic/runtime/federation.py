@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmosaic.algorithm import Algorithm
-from fedmosaic.data.batches import draw_cohort
+from fedmosaic.data.batches import cohort_of
 from fedmosaic.errors import SettingsError
 from fedmosaic.evaluate import Scorer
 from fedmosaic.local import Context
@@ -65,8 +65,7 @@ class Federation:
         """One round: cohort, local work, sum, server step; and, per user, the scores that `probe` asks for."""
         data = self._arranged(data)
         ctx = Context(round, seed, data.n_items, data.n_clients)
-        able = _with_history(data)  # a device without events has nothing to train on
-        cohort = able[draw_cohort(able.size, self.participation, seed=seed, round=round)]
+        cohort = cohort_of(data, self.participation, seed=seed, round=round)
         members = data.members(cohort).values.astype(np.int64)
         asked = None
         if probe is not None and self.algorithm.keeps:
@@ -181,10 +180,3 @@ class Federation:
             past = state.get(f"given/{name}", np.zeros((0, *state[f"server/{name}"].shape), dtype=np.float32))
             kept[f"given/{name}"] = np.concatenate([past[alive], state[f"server/{name}"][None]])
         return kept
-
-
-def _with_history(data: TrainingSet) -> I64:
-    """Clients that hold at least one event."""
-    members = data.members(np.arange(data.n_clients))
-    events = np.bincount(members.rows, weights=data.histories.lengths[members.values], minlength=data.n_clients)
-    return np.flatnonzero(events > 0)

@@ -28,7 +28,7 @@ from fedmosaic.ragged import Ragged
 from fedmosaic.runtime import kernel_pair
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.fused import EMPTY, FAST, GROUP, add, choose, dots, flush, load, meet, step
-from fedmosaic.runtime.users import collected, put_back, shuffle_keys, user_side
+from fedmosaic.runtime.kernel_common import collected, put_back, shuffle_keys, user_side
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Role
 

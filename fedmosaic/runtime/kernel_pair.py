@@ -26,7 +26,7 @@ from fedmosaic.runtime import devices
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.devices import Place
 from fedmosaic.runtime.fused_clients import Plan, Store, train_pairs
-from fedmosaic.runtime.users import collected, put_back, shuffle_keys, user_side
+from fedmosaic.runtime.kernel_common import collected, put_back, shuffle_keys, user_side
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Axis, Role, first_table
 from fedmosaic.upload import fixed
