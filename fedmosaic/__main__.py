@@ -2,4 +2,5 @@
 
 from fedmosaic.cli import main
 
-main()
+if __name__ == "__main__":  # processes of a study import this module too
+    main()

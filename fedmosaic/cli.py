@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedmosaic import cli_evidence
+from fedmosaic.cli_options import DataDir, Json, Quiet, note_licence
 from fedmosaic.errors import FedmosaicError, RequestError, SettingsError
 from fedmosaic.report.console import console, list_row, plain, print_table, progress_bar, show_summary
 
@@ -24,10 +26,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets (or set FEDMOSAIC_DATA).")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+app.add_typer(cli_evidence.app)
 
 
 def main() -> None:
@@ -296,19 +295,6 @@ def data_describe(
         print(json.dumps({"dataset": name, **counts}))
         return
     print_table(name, ["what", "count"], [[k, plain(v)] for k, v in counts.items()])
-
-
-def note_licence(dataset: str, data_dir: Path | None) -> None:
-    """Fetch a named set if needed, and print its licence the one time it is brought."""
-    from fedmosaic.data.sources import SOURCES
-
-    if dataset in SOURCES:
-        found = SOURCES[dataset].find(data_dir)
-        if found.fetched:
-            print(
-                f"fetched {dataset} from {found.fetched}\nlicence: {SOURCES[dataset].licence}",
-                file=sys.stderr,
-            )
 
 
 def _catalogue(kind: str) -> list[dict[str, Any]]:

@@ -113,6 +113,16 @@ class RunFolder:
         """Whether the summary has been written."""
         return (self.place / "summary.json").is_file()
 
+    @property
+    def started(self) -> bool:
+        """Whether there are settings to continue with."""
+        return (self.place / "config.toml").is_file()
+
+    def trim(self, *, keep_best: bool = True) -> None:
+        """Drop states a finished run does not need: those for resuming, and on request the selected one too."""
+        for name in ("latest", "previous") if keep_best else ("latest", "previous", "best"):
+            (self.place / "checkpoint" / f"{name}.safetensors").unlink(missing_ok=True)
+
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run."""
         if not self.finished:

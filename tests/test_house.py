@@ -24,7 +24,12 @@ FLOORS = [
     {"config", "recommender"},
     {"folder"},
     {"run"},
+    {"study"},
+    {"comparison", "tune"},
     {"report"},
+    {"cards"},
+    {"cli_options"},
+    {"cli_evidence"},
     {"cli", "__main__"},
 ]
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

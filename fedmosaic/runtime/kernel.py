@@ -22,8 +22,6 @@ from fedmosaic.data.batches import shuffle_client
 from fedmosaic.local import SGD, Context, plain_slope, value_of
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.objective import bce
-from fedmosaic.personalise.additive import AdditiveModel
-from fedmosaic.personalise.mixing import MixedModel
 from fedmosaic.ragged import Ragged
 from fedmosaic.runtime import kernel_pair
 from fedmosaic.runtime.block import Outcome, Task
@@ -37,7 +35,7 @@ PARTS = ("all", "support", "query")
 
 def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
     """Why no fused engine can run an algorithm; empty if one can."""
-    if isinstance(algorithm.model, AdditiveModel | MixedModel):
+    if kernel_pair.meant_for(algorithm):
         return kernel_pair.unfit(algorithm, data)
     moves, user_side = algorithm.moves, ("user", "bias")
     checks = {
@@ -66,7 +64,7 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
 
 def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> Outcome:
     """The cohort in one compiled call."""
-    if isinstance(algorithm.model, AdditiveModel | MixedModel):
+    if kernel_pair.meant_for(algorithm):
         return kernel_pair.run_round(algorithm, task, workers)
     data, ctx, cohort = task.data, task.ctx, task.cohort
     item = np.ascontiguousarray(task.server["item"], dtype=np.float32)

@@ -2,6 +2,7 @@
 
     score = w · (a · own + b · common) + b_u        FedRAP: a = b = 1, both tables move
                                                     mixing: a = weight, b = 1 - weight, only the local one moves
+                                                    local-only: a = b = 1, the common table is 0 and stands still
 
 Rates that fall from batch to batch, early stopping, weight decay of all rows, the terms of both objectives and the
 weight from the kernels' traces happen inside the compiled loop. See kernel.py for the rest.
@@ -9,6 +10,7 @@ weight from the kernels' traces happen inside the compiled loop. See kernel.py f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numba
@@ -35,6 +37,15 @@ NORMS = {"none": 0, "l1": 1, "l2": 2}
 MOMENTS = {"batch": 0, "epoch": 1, "round": 2}
 
 
+def meant_for(algorithm: Algorithm) -> bool:
+    """Whether an algorithm has two item tables, or one that stays on the device."""
+    return isinstance(algorithm.model, AdditiveModel | MixedModel) or _lonely(algorithm)
+
+
+def _lonely(algorithm: Algorithm) -> bool:
+    return isinstance(algorithm.model, LinearScorer) and algorithm.roles["item"] is Role.PRIVATE
+
+
 def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
     """Why this engine cannot run an algorithm; empty if it can."""
     model, objective, prepare, moves = algorithm.model, algorithm.objective, algorithm.prepare, algorithm.moves
@@ -42,14 +53,15 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
     inner = objective.host if isinstance(objective, AdditiveObjective | Decorrelated) else objective
     norm = objective.norm if isinstance(objective, AdditiveObjective) else "none"
     checks = {
-        "its model is not one or two tables on the linear scorer": not paired,
+        "its model is not one or two tables on the linear scorer": not paired and not _lonely(algorithm),
         "its objective has other terms": inner is not bce or norm not in NORMS,
         "its gradients are not plain": algorithm.slope is not plain_slope,
         "its mixing weight needs more than a client's rows": prepare is not None
         and (not isinstance(prepare, NTKWeight) or prepare.exact or prepare.rows == "all"),
         "clients hold several users": data.silos is not None,
         "it has several passes": len(algorithm.local) != 1 or algorithm.local[0].part != "all",
-        "its item table is not sent": algorithm.roles.get("item") not in (Role.SHARED, Role.PERSONALISED, Role.KEPT),
+        "its item table is not sent": not _lonely(algorithm)
+        and algorithm.roles.get("item") not in (Role.SHARED, Role.PERSONALISED, Role.KEPT),
         "an optimiser is not SGD": any(not isinstance(m.rule, SGD) for m in moves),
         "a mixed table decays": isinstance(model, MixedModel) and any(getattr(m.rule, "decay", 0) for m in moves),
         "it uploads gradients": algorithm.upload.kind == "gradient",
@@ -103,13 +115,16 @@ def _plan(algorithm: Algorithm, ctx: Context) -> Plan:
 def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> Outcome:
     """The cohort in one compiled call."""
     data, ctx, cohort = task.data, task.ctx, task.cohort
-    item = np.ascontiguousarray(task.server["item"], dtype=np.float32)
+    own = "item.own" if isinstance(algorithm.model, AdditiveModel) else "item"
+    item = np.zeros((data.n_items, *algorithm.specs["item"].shape), np.float32)
+    if not _lonely(algorithm):
+        item = np.ascontiguousarray(task.server["item"], dtype=np.float32)
     user, bias = user_side(algorithm, task)
     plan = _plan(algorithm, ctx)
     mix = np.zeros((cohort.size, 2), np.float32)
     if "item.mix" in algorithm.specs:
         mix = task.held["private/item.mix"][cohort]
-    store = _store(algorithm, task, "item" if plan.mixed else "item.own")
+    store = _store(algorithm, task, own)
     count = workers or numba.get_num_threads()
     totals, touched = np.zeros((count, *item.shape), np.int64), np.zeros((count, data.n_items), np.int64)
     healthy = np.ones(count, dtype=np.bool_)
@@ -125,8 +140,10 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     )  # fmt: skip
     shrink = {"item": sum(fixed(float(s) - 1) for s in shrunk[:, 1])} if _spreads(algorithm, "item") else {}
     upload = collected(totals, touched, losses, seen, healthy, shrink)
+    if _lonely(algorithm):
+        upload = replace(upload, totals={}, shrink={})
     held = put_back(algorithm, task, user, bias)
-    devices.write(held, _kept(algorithm, task, store, mix, shrunk), data.n_users, data.n_clients)
+    devices.write(held, _kept(algorithm, task, own, store, mix, shrunk), data.n_users, data.n_clients)
     return Outcome(upload, held, probed if task.probe is not None else None)
 
 
@@ -136,7 +153,9 @@ def _spreads(algorithm: Algorithm, name: str) -> bool:
     return any(isinstance(rule, SGD) and rule.everywhere and rule.decay > 0 for rule in rules)
 
 
-def _kept(algorithm: Algorithm, task: Task, store: Store, mix: Any, shrunk: Any) -> dict[str, list[devices.Stored]]:
+def _kept(
+    algorithm: Algorithm, task: Task, name: str, store: Store, mix: Any, shrunk: Any
+) -> dict[str, list[devices.Stored]]:
     """What the devices keep beside their user side: own rows, what decay left of the others, mixing weights."""
     starts = np.repeat(store.out_at[:-1] - offsets_of(store.out_count)[:-1], store.out_count)
     at = starts + np.arange(starts.size)
@@ -144,7 +163,6 @@ def _kept(algorithm: Algorithm, task: Task, store: Store, mix: Any, shrunk: Any)
     place = Place(task.cohort, task.data.members(task.cohort), touched, task.data.n_items)
     parts: dict[str, list[devices.Stored]] = {}
     if not store.restart:
-        name = "item" if isinstance(algorithm.model, MixedModel) else "item.own"
         parts[algorithm.shelf(name)] = [(Axis.ITEM, place, store.out_rows[at])]
         if _spreads(algorithm, name):
             parts[f"{algorithm.shelf(name)}.scale"] = [(Axis.WHOLE, place, shrunk[:, 0])]

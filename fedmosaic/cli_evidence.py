@@ -1,0 +1,59 @@
+"""Verbs for evidence: compare, tune, reproduce, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmosaic.cli_options import DataDir, Json, Quiet, Workers, note_licence
+from fedmosaic.errors import RunError, UnknownNameError
+
+app = typer.Typer()
+POOLS = {"strict": ["strict"], "legacy": ["legacy"], "isolated": ["isolated"], "both": ["legacy", "strict"]}
+
+
+@app.command()
+def compare(
+    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods; METHOD:key=value,... sets some.")],
+    data: Annotated[str, typer.Option("--data", help="A data set or a file.")],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, ...")] = 3,
+    pool: Annotated[str, typer.Option(help="strict, legacy, isolated, or both (legacy and strict).")] = "strict",
+    baseline: Annotated[
+        str | None, typer.Option(help="Row the others are tested against (default: popularity).")
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value for all that know the key.")] = None,
+    form: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
+    runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
+    workers: Workers = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Methods side by side: seeds, intervals, paired tests, costs; what is done already is not run again."""
+    from fedmosaic.comparison import compare as gather
+    from fedmosaic.comparison import contenders, plan
+    from fedmosaic.config import parse_pairs
+    from fedmosaic.report.progress import study_progress
+    from fedmosaic.report.tables import FORMATS, comparison_table
+    from fedmosaic.study import run_study
+
+    if form not in FORMATS:
+        raise UnknownNameError("table format", form, FORMATS)
+    if pool not in POOLS:
+        raise UnknownNameError("pool", pool, POOLS)
+    planned = plan(contenders(methods), data, POOLS[pool], range(seeds), parse_pairs(settings or []))
+    note_licence(data, data_dir)
+    with study_progress(quiet) as tell:
+        progress = run_study([s for _, s in planned], runs, workers=workers, data_dir=data_dir, tell=tell)
+    found = gather(planned, runs, baseline)
+    if as_json:
+        print(json.dumps({**vars(found), "rows": [r.plain() for r in found.rows]}))
+    elif form == "text":
+        comparison_table(found).show()
+    else:
+        print(comparison_table(found).render(form))
+    if progress.failed:
+        raise RunError("; ".join(f"{cell.title} failed: {reason}" for cell, reason in progress.failed))

@@ -1,0 +1,27 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with data sets (or set FEDMOSAIC_DATA).")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: one per processor).")]
+
+
+def note_licence(dataset: str, data_dir: Path | None) -> None:
+    """Fetch a named set if needed, and print its licence the one time it is brought."""
+    from fedmosaic.data.sources import SOURCES
+
+    if dataset in SOURCES:
+        found = SOURCES[dataset].find(data_dir)
+        if found.fetched:
+            print(
+                f"fetched {dataset} from {found.fetched}\nlicence: {SOURCES[dataset].licence}",
+                file=sys.stderr,
+            )

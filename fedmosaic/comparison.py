@@ -1,0 +1,195 @@
+"""A comparison: methods side by side on one data set, over seeds and pools, with what a reader needs to believe it.
+
+Chance, popularity and local-only are always there. Intervals come from resampling users (of each user's mean over
+seeds); the paired test asks whether the same users fare differently under two methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmosaic import zoo
+from fedmosaic.config import Settings, parse_pairs
+from fedmosaic.errors import FedmosaicError, RunError, SettingsError
+from fedmosaic.folder import RunFolder
+from fedmosaic.metrics import F64, Interval, Paired, Ranks, bootstrap, paired_test
+from fedmosaic.run import load_ranks
+from fedmosaic.study import cells
+
+ALWAYS = ("popularity", "local-only")
+COLUMNS = (("full", "hr"), ("full", "ndcg"), ("sampled", "hr"), ("sampled", "ndcg"))
+CUT = 10
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method with some settings changed, as written on the command line: `pfedrec` or `pfedrec:noise=0.1,dim=16`."""
+
+    name: str
+    method: str
+    given: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Contender:
+        """Read one.
+
+        >>> Contender.parse("pfedrec:noise=0.1,dim=16").given
+        {'noise': '0.1', 'dim': 16}
+        """
+        method, _, rest = text.partition(":")
+        zoo.entry(method)
+        return cls(text, method, parse_pairs([w for w in rest.split(",") if w]))
+
+
+def contenders(texts: Sequence[str]) -> list[Contender]:
+    """Those asked for, and the references that stand in every table."""
+    found = [Contender.parse(text) for text in texts]
+    names = {c.name for c in found}
+    return [*(Contender.parse(name) for name in ALWAYS if name not in names), *found]
+
+
+def plan(
+    who: Sequence[Contender], dataset: str, pools: Sequence[str], seeds: Sequence[int], common: Mapping[str, Any]
+) -> list[tuple[Contender, Settings]]:
+    """Every run of a comparison; a common setting goes to the methods that accept it, and at least one must."""
+    run_keys = set(Settings.model_fields)
+    accepted = {c.name: {k for k, v in common.items() if k in run_keys or _accepts(c.method, k, v)} for c in who}
+    for key in common:
+        if not any(key in keys for keys in accepted.values()):
+            raise SettingsError(
+                f"no method here accepts {key}={common[key]}; `fedmosaic describe METHOD` lists settings"
+            )
+    found = []
+    for pool in pools:
+        for one in who:
+            shared = {k: v for k, v in common.items() if k in accepted[one.name]}
+            for seed in seeds:
+                given = {**shared, **one.given, "pool": pool, "seed": seed}
+                found.append((one, Settings.make(one.method, dataset, given)))
+    return found
+
+
+def _accepts(method: str, key: str, value: Any) -> bool:
+    try:
+        zoo.entry(method).build({key: value})
+    except FedmosaicError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A method under a pool: over seeds the mean and deviation, over users the interval, and the test."""
+
+    name: str
+    pool: str
+    seeds: tuple[int, ...]
+    mean: dict[str, float]
+    deviation: dict[str, float]
+    interval: dict[str, Interval]
+    paired: dict[str, Paired]  # against the baseline; empty for the baseline itself and for chance
+    cost: dict[str, float]
+    runs: tuple[str, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            **{k: getattr(self, k) for k in ("name", "pool", "seeds", "mean", "deviation", "cost", "runs")},
+            "interval": {k: vars(v) for k, v in self.interval.items()},
+            "paired": {k: vars(v) for k, v in self.paired.items()},
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Rows of one data set, and the baseline they are tested against."""
+
+    dataset: str
+    baseline: str
+    protocol: str
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()
+
+
+def key_of(protocol: str, metric: str) -> str:
+    """`full:hr@10`."""
+    return f"{protocol}:{metric}@{CUT}"
+
+
+def compare(planned: Sequence[tuple[Contender, Settings]], parent: str | Path, baseline: str) -> Comparison:
+    """Gather the finished runs of a plan; what is missing is named, not hidden."""
+    groups: dict[tuple[str, str], list[Path]] = {}
+    missing = []
+    for one, settings in planned:
+        (cell,) = cells([settings], parent)
+        if RunFolder(cell.place).finished:
+            groups.setdefault((settings.pool, one.name), []).append(cell.place)
+        else:
+            missing.append(cell.title)
+    if not groups:
+        raise RunError("none of the runs is finished, so there is nothing to compare")
+    names = [one.name for one, _ in planned]
+    if baseline not in names:
+        raise SettingsError(f"the baseline {baseline!r} is not among the methods: {', '.join(dict.fromkeys(names))}")
+    rows: list[Row] = []
+    for pool, members in groupby(groups.items(), key=lambda g: g[0][0]):
+        found = {name: _Users.of(places) for (_, name), places in members}
+        first = next(iter(found.values()))
+        rows.append(_row("chance", pool, first.chance(), None))
+        rows += [_row(name, pool, u, None if name == baseline else found.get(baseline)) for name, u in found.items()]
+    summary = RunFolder(groups[next(iter(groups))][0]).summary()
+    return Comparison(summary["dataset"], baseline, _without_pool(summary["protocol"]), tuple(rows), tuple(missing))
+
+
+@dataclass(frozen=True, eq=False)
+class _Users:
+    """Per-user values of a method's runs: {column: [seeds, users]}, and the summaries they came with."""
+
+    ranks: dict[str, list[Ranks]]
+    summaries: list[dict[str, Any]]
+    places: list[Path]
+
+    @classmethod
+    def of(cls, places: list[Path]) -> _Users:
+        ranks = {protocol: [load_ranks(p, protocol) for p in places] for protocol in ("full", "sampled")}
+        return cls(ranks, [RunFolder(p).summary() for p in places], places)
+
+    def chance(self) -> _Users:
+        return _Users({p: [r[0].chance()] for p, r in self.ranks.items()}, [], [])
+
+    def values(self, protocol: str, metric: str) -> F64:
+        return np.stack([r.per_user(metric, CUT) for r in self.ranks[protocol]])
+
+
+def _row(name: str, pool: str, users: _Users, baseline: _Users | None) -> Row:
+    mean, deviation, interval, paired = {}, {}, {}, {}
+    for protocol, metric in COLUMNS:
+        key, values = key_of(protocol, metric), users.values(protocol, metric)
+        mean[key] = float(values.mean())
+        deviation[key] = float(values.mean(1).std(ddof=1)) if len(values) > 1 else 0.0
+        interval[key] = bootstrap(values.mean(0), samples=1000)
+        if baseline is not None and metric == "hr":
+            paired[key] = paired_test(values.mean(0), baseline.values(protocol, metric).mean(0), samples=2000)
+    costs = [s["cost"] for s in users.summaries]
+    return Row(
+        name,
+        pool,
+        tuple(s["seed"] for s in users.summaries),
+        mean,
+        deviation,
+        interval,
+        paired,
+        {k: float(np.mean([c[k] for c in costs])) for k in costs[0]} if costs else {},
+        tuple(str(p) for p in users.places),
+    )
+
+
+def _without_pool(protocol: str) -> str:
+    """The protocol line without what differs between rows."""
+    return "; ".join(part for part in protocol.split("; ") if not part.startswith(("pool ", "seed ")))

@@ -1,0 +1,127 @@
+"""Tables as values: text for a terminal, Markdown, CSV or LaTeX for a file, from the same rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedmosaic.comparison import COLUMNS, Comparison, Row, key_of
+from fedmosaic.errors import UnknownNameError
+from fedmosaic.report.console import print_table
+
+FORMATS = ("text", "markdown", "csv", "latex")
+_ESCAPES = {"\\": r"\textbackslash{}", "±": r"$\pm$", "→": r"$\to$"} | {c: f"\\{c}" for c in "&%$#_{}"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, a header, cells of text, and notes that belong beside every number."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def render(self, form: str) -> str:
+        """Markdown, CSV or LaTeX."""
+        if form == "markdown":
+            return self.markdown()
+        if form == "csv":
+            return self.csv()
+        if form == "latex":
+            return self.latex()
+        raise UnknownNameError("table format", form, FORMATS)
+
+    def show(self) -> None:
+        """On the terminal."""
+        print_table(self.title, list(self.header), [list(r) for r in self.rows])
+        for note in self.notes:
+            print(note)
+
+    def markdown(self) -> str:
+        """A pipe table, numbers to the right.
+
+        >>> print(Table("t", ("method", "HR@10"), (("a|b", "1.00"),)).markdown())
+        | method | HR@10 |
+        |---|--:|
+        | a\\|b | 1.00 |
+        """
+        marks = ["---"] + ["--:"] * (len(self.header) - 1)
+        lines = [_pipe(self.header), "|" + "|".join(marks) + "|", *(_pipe(row) for row in self.rows)]
+        return "\n".join([*lines, *([""] if self.notes else []), *self.notes])
+
+    def csv(self) -> str:
+        """Header and rows; notes are left out."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerows([self.header, *self.rows])
+        return out.getvalue().rstrip("\n")
+
+    def latex(self) -> str:
+        """A booktabs table."""
+        head = " & ".join(map(_escaped, self.header))
+        body = [" & ".join(map(_escaped, row)) + r" \\" for row in self.rows]
+        shape = "l" + "r" * (len(self.header) - 1)
+        return "\n".join(
+            [
+                rf"% {self.title}",
+                *(rf"% {note}" for note in self.notes),
+                rf"\begin{{tabular}}{{{shape}}}",
+                r"\toprule",
+                head + r" \\",
+                r"\midrule",
+                *body,
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
+
+
+def _pipe(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    return "".join(_ESCAPES.get(c, c) for c in text)
+
+
+def comparison_table(found: Comparison) -> Table:
+    """Means over seeds with their deviation, the interval of the headline, the paired test, and costs."""
+    header = ("method", "pool", *(_column(p, m) for p, m in COLUMNS), "1+99 HR@10 95 %", f"vs {found.baseline}", "p")
+    header += ("seconds", "MB", "KB up", "KB down")
+    rows = tuple((r.name, r.pool, *_values(r), *_test(r), *_costs(r)) for r in found.rows)
+    counts = sorted({len(r.seeds) for r in found.rows if r.seeds})
+    seeds = " to ".join(str(c) for c in dict.fromkeys((counts[0], counts[-1])))
+    notes = (
+        f"{found.protocol}; percent; mean ± deviation over seeds ({seeds} per row)",
+        f"interval: bootstrap over users; test: same users against {found.baseline}, 1+99 HR@10, sign flips",
+        "seconds and peak memory of a run; kilobytes per client and round",
+        *(f"missing: {title}" for title in found.missing),
+    )
+    return Table(f"comparison on {found.dataset}", header, rows, notes)
+
+
+def _column(protocol: str, metric: str) -> str:
+    return f"{'full' if protocol == 'full' else '1+99'} {metric.upper()}@10"
+
+
+def _values(row: Row) -> list[str]:
+    keys = [key_of(p, m) for p, m in COLUMNS]
+    several = len(row.seeds) > 1
+    cells = [f"{100 * row.mean[k]:.2f}" + (f" ± {100 * row.deviation[k]:.2f}" if several else "") for k in keys]
+    interval = row.interval[key_of("sampled", "hr")]
+    return [*cells, f"{100 * interval.low:.2f} to {100 * interval.high:.2f}"]
+
+
+def _test(row: Row) -> list[str]:
+    test = row.paired.get(key_of("sampled", "hr"))
+    return ["", ""] if test is None else [f"{100 * test.difference:+.2f}", f"{test.p:.4f}"]
+
+
+def _costs(row: Row) -> list[str]:
+    if not row.cost:
+        return ["", "", "", ""]
+    kilobytes = (f"{row.cost[k] / 1000:,.1f}" for k in ("bytes_up", "bytes_down"))
+    return [f"{row.cost['seconds']:.1f}", f"{row.cost['peak_mb']:.0f}", *kilobytes]

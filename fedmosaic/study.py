@@ -1,0 +1,182 @@
+"""A study: many runs side by side, each in the folder its settings name.
+
+Finished runs are skipped, interrupted ones continue, a run that fails does not stop the others. Every run has a process
+of its own, so that its memory is its own and one that is killed takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing as mp
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from fedmosaic import run as runs
+from fedmosaic.config import Settings
+from fedmosaic.errors import FedmosaicError, RunError
+from fedmosaic.folder import RunFolder
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    settings: Settings
+    place: Path
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it takes."""
+        return self.settings.build().rounds
+
+    @property
+    def done(self) -> int:
+        """How many rounds it has recorded."""
+        path = self.place / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+    @property
+    def title(self) -> str:
+        """Method, data, pool and seed, and what else was set."""
+        s = self.settings
+        extra = " ".join(f"{k}={v}" for k, v in s.method_settings.items() if k != "rounds")
+        return f"{s.method} {s.dataset} {s.pool} seed {s.seed} {extra}".strip()
+
+
+@dataclass
+class Progress:
+    """How far a study has come; a cell that failed stands with what it said last."""
+
+    total: int
+    skipped: int = 0
+    finished: list[Cell] = field(default_factory=list)
+    failed: list[tuple[Cell, str]] = field(default_factory=list)
+    running: list[Cell] = field(default_factory=list)
+
+    @property
+    def ended(self) -> int:
+        """Cells that will not run any more."""
+        return self.skipped + len(self.finished) + len(self.failed)
+
+
+Tell = Callable[[Progress], None]
+
+
+def cells(settings: Sequence[Settings], parent: str | Path) -> list[Cell]:
+    """One cell per distinct settings, in order."""
+    distinct = {s.key(): s for s in settings}
+    return [Cell(s, runs.default_place(s, parent)) for s in distinct.values()]
+
+
+def run_study(
+    settings: Sequence[Settings],
+    parent: str | Path = "runs",
+    *,
+    workers: int | None = None,
+    data_dir: str | Path | None = None,
+    keep: bool = True,
+    tell: Tell | None = None,
+) -> Progress:
+    """Run what is not finished yet, `workers` at a time; `keep=False` drops the trained states, which can be large."""
+    Path(parent).mkdir(parents=True, exist_ok=True)
+    every = cells(settings, parent)
+    with _alone(Path(parent)):
+        waiting = [c for c in every if not RunFolder(c.place).finished]
+        progress = Progress(len(every), skipped=len(every) - len(waiting))
+        count = max(1, min(workers or os.cpu_count() or 1, max(len(waiting), 1)))
+        threads = max(1, (os.cpu_count() or 1) // count)
+        active: list[tuple[Cell, BaseProcess, Connection]] = []
+        try:
+            while waiting or active:
+                while waiting and len(active) < count:
+                    cell = waiting.pop(0)
+                    active.append((cell, *_launch(cell, data_dir, threads, keep)))
+                _report(progress, [cell for cell, _, _ in active], tell)
+                wait([process.sentinel for _, process, _ in active], POLL_SECONDS)
+                for entry in [e for e in active if not e[1].is_alive()]:
+                    active.remove(entry)
+                    _collect(progress, *entry)
+        finally:
+            for _, process, _ in active:
+                process.terminate()
+                process.join()
+    _report(progress, [], tell)
+    return progress
+
+
+def _report(progress: Progress, running: list[Cell], tell: Tell | None) -> None:
+    progress.running = running
+    if tell is not None:
+        tell(progress)
+
+
+def _launch(cell: Cell, data_dir: str | Path | None, threads: int, keep: bool) -> tuple[BaseProcess, Connection]:
+    # A fork server imports the library once; every cell is then a fresh process that costs next to nothing to start.
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["fedmosaic.study"])
+    ours, theirs = context.Pipe(duplex=False)
+    arguments = (cell.settings.to_toml(), str(cell.place), data_dir, threads, keep, theirs)
+    process = context.Process(target=_work, args=arguments, daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _collect(progress: Progress, cell: Cell, process: BaseProcess, channel: Connection) -> None:
+    process.join()
+    said = ""
+    with suppress(EOFError):  # it was killed before it could speak
+        said = channel.recv() if channel.poll() else ""
+    channel.close()
+    if process.exitcode == 0:
+        progress.finished.append(cell)
+    else:
+        progress.failed.append((cell, said or f"its process ended with code {process.exitcode} (out of memory?)"))
+
+
+def _work(toml: str, place: str, data_dir: str | Path | None, threads: int, keep: bool, channel: Connection) -> None:
+    """In a process of its own: one run, from its beginning or from where it was cut."""
+    import numba
+    import torch
+
+    torch.set_num_threads(threads)
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    try:
+        folder = RunFolder(place)
+        if folder.started:
+            runs.resume(place, data_dir=data_dir)
+        else:
+            runs.start(Settings.from_toml(toml), place, data_dir=data_dir)
+        folder.trim(keep_best=keep)
+    except FedmosaicError as error:
+        channel.send(str(error))
+        sys.exit(1)
+    except Exception:
+        channel.send(traceback.format_exc(limit=-4))
+        sys.exit(1)
+
+
+@contextmanager
+def _alone(parent: Path) -> Iterator[None]:
+    """Two studies in one folder would write over each other."""
+    with (parent / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"another study is running in {parent}; wait for it, or choose another folder") from None
+        yield
+
+
+def summaries(settings: Sequence[Settings], parent: str | Path) -> list[dict[str, Any]]:
+    """Summaries of the finished runs among these settings."""
+    return [RunFolder(c.place).summary() for c in cells(settings, parent) if RunFolder(c.place).finished]
