@@ -182,7 +182,7 @@ def landscape(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, data or metrics")] = "methods", as_json: Json = False
+    kind: Annotated[str, typer.Argument(help="methods, data, metrics or cards")] = "methods", as_json: Json = False
 ) -> None:
     """What there is."""
     rows = _catalogue(kind)
@@ -323,4 +323,8 @@ def _catalogue(kind: str) -> list[dict[str, Any]]:
         from fedmosaic.metrics import CUTS, NAMES
 
         return [{"metric": name, "cuts": ", ".join(map(str, CUTS))} for name in NAMES]
-    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics"])
+    if kind == "cards":
+        from fedmosaic.cards.shelf import CARDS
+
+        return [{"card": c.name, "what": c.title, "paper": c.paper} for c in CARDS.values()]
+    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics", "cards"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +22,7 @@ def compare(
     data: Annotated[str, typer.Option("--data", help="A data set or a file.")],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, ...")] = 3,
     pool: Annotated[str, typer.Option(help="strict, legacy, isolated, or both (legacy and strict).")] = "strict",
-    baseline: Annotated[
-        str | None, typer.Option(help="Row the others are tested against (default: popularity).")
-    ] = None,
+    baseline: Annotated[str, typer.Option(help="Row the others are tested against.")] = "popularity",
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value for all that know the key.")] = None,
     form: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
@@ -57,3 +56,45 @@ def compare(
         print(comparison_table(found).render(form))
     if progress.failed:
         raise RunError("; ".join(f"{cell.title} failed: {reason}" for cell, reason in progress.failed))
+
+
+@app.command()
+def reproduce(
+    card: Annotated[str, typer.Argument(help="A card (`fedmosaic list cards`), or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Small data sets, few rounds, one seed: minutes.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds where runs are cheap.")] = 3,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write Markdown there, figures beside it.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
+    gather: Annotated[bool, typer.Option("--gather", help="Run nothing: write down what is finished.")] = False,
+    workers: Workers = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Published tables and figures, run again: the paper's numbers, ours under its pool and under the strict one."""
+    from fedmosaic.cards import book
+    from fedmosaic.cards.card import Results, card_table, find
+    from fedmosaic.cards.shelf import CARDS
+    from fedmosaic.report.progress import study_progress
+
+    cards = find(card, CARDS)
+    results = Results(runs, 1 if quick else seeds, quick, data_dir)
+    failed = []
+    if not gather:
+        for name in dict.fromkeys(c.data for one in cards for c in one.chosen(quick)):
+            note_licence(name, data_dir)
+        with study_progress(quiet) as tell:
+            failed = book.run_cards(cards, results, workers=workers, tell=tell).failed
+    if out is not None:
+        words = ["fedmosaic reproduce", card, *(["--quick"] if quick else [f"--seeds {seeds}"]), f"-o {out.name}"]
+        book.write_book(cards, results, out, " ".join(words))
+    if as_json:
+        print(json.dumps(book.as_json(cards, results)))
+    else:
+        for one in cards:
+            card_table(one, results).show()
+            print(one.text)
+        if out is not None:
+            print(f"written: {out}", file=sys.stderr)
+    if failed:
+        raise RunError("; ".join(f"{cell.title} failed: {reason}" for cell, reason in failed))

@@ -118,10 +118,14 @@ class RunFolder:
         """Whether there are settings to continue with."""
         return (self.place / "config.toml").is_file()
 
-    def trim(self, *, keep_best: bool = True) -> None:
-        """Drop states a finished run does not need: those for resuming, and on request the selected one too."""
-        for name in ("latest", "previous") if keep_best else ("latest", "previous", "best"):
-            (self.place / "checkpoint" / f"{name}.safetensors").unlink(missing_ok=True)
+    def trim(self, largest: int | None = None) -> None:
+        """Drop states a finished run does not need: those for resuming, and one over `largest` bytes."""
+        checkpoint = self.place / "checkpoint"
+        for name in ("latest", "previous"):
+            (checkpoint / f"{name}.safetensors").unlink(missing_ok=True)
+        best = checkpoint / "best.safetensors"
+        if largest is not None and best.is_file() and best.stat().st_size > largest:
+            best.unlink()
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run."""

@@ -25,6 +25,7 @@ from fedmosaic.errors import FedmosaicError, RunError
 from fedmosaic.folder import RunFolder
 
 POLL_SECONDS = 0.5
+Where = str | Path | None
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,11 @@ def run_study(
     parent: str | Path = "runs",
     *,
     workers: int | None = None,
-    data_dir: str | Path | None = None,
-    keep: bool = True,
+    data_dir: Where = None,
+    largest: int | None = None,
     tell: Tell | None = None,
 ) -> Progress:
-    """Run what is not finished yet, `workers` at a time; `keep=False` drops the trained states, which can be large."""
+    """Run what is not finished yet, `workers` at a time; trained states of over `largest` bytes are dropped."""
     Path(parent).mkdir(parents=True, exist_ok=True)
     every = cells(settings, parent)
     with _alone(Path(parent)):
@@ -100,7 +101,7 @@ def run_study(
             while waiting or active:
                 while waiting and len(active) < count:
                     cell = waiting.pop(0)
-                    active.append((cell, *_launch(cell, data_dir, threads, keep)))
+                    active.append((cell, *_launch(cell, data_dir, threads, largest)))
                 _report(progress, [cell for cell, _, _ in active], tell)
                 wait([process.sentinel for _, process, _ in active], POLL_SECONDS)
                 for entry in [e for e in active if not e[1].is_alive()]:
@@ -120,12 +121,12 @@ def _report(progress: Progress, running: list[Cell], tell: Tell | None) -> None:
         tell(progress)
 
 
-def _launch(cell: Cell, data_dir: str | Path | None, threads: int, keep: bool) -> tuple[BaseProcess, Connection]:
+def _launch(cell: Cell, data_dir: Where, threads: int, largest: int | None) -> tuple[BaseProcess, Connection]:
     # A fork server imports the library once; every cell is then a fresh process that costs next to nothing to start.
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["fedmosaic.study"])
     ours, theirs = context.Pipe(duplex=False)
-    arguments = (cell.settings.to_toml(), str(cell.place), data_dir, threads, keep, theirs)
+    arguments = (cell.settings.to_toml(), str(cell.place), data_dir, threads, largest, theirs)
     process = context.Process(target=_work, args=arguments, daemon=True)
     process.start()
     theirs.close()
@@ -144,20 +145,20 @@ def _collect(progress: Progress, cell: Cell, process: BaseProcess, channel: Conn
         progress.failed.append((cell, said or f"its process ended with code {process.exitcode} (out of memory?)"))
 
 
-def _work(toml: str, place: str, data_dir: str | Path | None, threads: int, keep: bool, channel: Connection) -> None:
+def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | None, channel: Connection) -> None:
     """In a process of its own: one run, from its beginning or from where it was cut."""
     import numba
     import torch
 
     torch.set_num_threads(threads)
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(threads, numba.get_num_threads()))
     try:
         folder = RunFolder(place)
         if folder.started:
             runs.resume(place, data_dir=data_dir)
         else:
             runs.start(Settings.from_toml(toml), place, data_dir=data_dir)
-        folder.trim(keep_best=keep)
+        folder.trim(largest)
     except FedmosaicError as error:
         channel.send(str(error))
         sys.exit(1)

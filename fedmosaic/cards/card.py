@@ -1,0 +1,220 @@
+"""Reproduction cards: what a paper claims, what comes out here, and whether the two agree.
+
+A claim is a published cell with the run that checks it. It is run under the paper's negative pool and under the strict
+one; only the former is compared with the paper.
+
+    matches     |ours - paper| <= max(1.5 points, 2 standard deviations of either)
+    differs     by how much
+    unchecked   no published number, or no run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmosaic import zoo
+from fedmosaic.config import Settings
+from fedmosaic.errors import UnknownNameError
+from fedmosaic.folder import RunFolder
+from fedmosaic.report.tables import Table
+from fedmosaic.study import cells
+
+POINTS = 1.5
+METRICS = ("hr@10", "ndcg@10")
+QUICK_DATA = ("ml-100k", "filmtrust-5")
+NAMES = {
+    "ml-100k": "ML-100K",
+    "ml-1m": "ML-1M",
+    "lastfm-2k": "Lastfm-2K, plays",
+    "lastfm-2k-tags": "Lastfm-2K, tags",
+    "lastfm-2k-tags-dedup": "Lastfm-2K, tags, each pair once",
+    "amazon-video": "Amazon-Video",
+    "amazon-video-10": "Amazon-Video, users with 10",
+    "filmtrust-5": "FilmTrust",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of a card: a run, and the HR@10 and NDCG@10 (percent) that the paper prints for it."""
+
+    row: str
+    data: str
+    method: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    paper: tuple[float | None, float | None] = (None, None)
+    deviation: tuple[float, float] = (0.0, 0.0)
+    seeds: int | None = None  # at most so many: some runs cost hours
+    quick: int | None = None  # rounds in quick mode; 0 leaves the claim out
+    reason: str = ""  # why a cell that differs differs, as tested
+
+    def settings(self, pool: str, seed: int, quick: bool) -> Settings:
+        """The run that checks this claim."""
+        given = {"ties": "file", **self.given, "pool": pool, "seed": seed}
+        if quick and self.quick and "rounds" in zoo.entry(self.method).settings.model_fields:
+            given["rounds"] = self.quick
+        return Settings.make(self.method, self.data, given)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing of a card: a file name, and words to stand beneath it."""
+
+    name: str
+    caption: str
+
+
+Draw = Callable[["Card", "Results", Path], list[Figure]]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a table or figure of a paper claims, and how it is checked."""
+
+    name: str
+    paper: str
+    title: str
+    claims: tuple[Claim, ...]
+    text: str
+    pools: tuple[str, ...] = ("legacy", "strict")  # the first is the paper's
+    draw: Draw | None = None
+
+    def chosen(self, quick: bool) -> list[Claim]:
+        """The claims that are run: all, or the small ones."""
+        return [c for c in self.claims if not quick or (c.data in QUICK_DATA and c.quick != 0)]
+
+    def plan(self, seeds: int, quick: bool) -> list[Settings]:
+        """Every run of this card."""
+        return [
+            claim.settings(pool, seed, quick)
+            for seed in range(seeds)
+            for claim in self.chosen(quick)
+            if seed < (claim.seeds or seeds)
+            for pool in self.pools
+        ]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean and deviation of HR@10 and NDCG@10 over seeds, in percent."""
+
+    mean: tuple[float, float]
+    deviation: tuple[float, float]
+    seeds: int
+
+    def text(self) -> str:
+        """As a table cell."""
+        parts = [
+            f"{m:.2f}" + (f" ± {d:.2f}" if self.seeds > 1 else "")
+            for m, d in zip(self.mean, self.deviation, strict=True)
+        ]
+        return " / ".join(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """The finished runs of a book of cards."""
+
+    parent: Path
+    seeds: int
+    quick: bool
+    data_dir: Path | None = None
+
+    def places(self, claim: Claim, pool: str) -> list[Path]:
+        """Finished run folders of a claim, by seed."""
+        wanted = [claim.settings(pool, seed, self.quick) for seed in range(claim.seeds or self.seeds)]
+        return [c.place for c in cells(wanted, self.parent) if RunFolder(c.place).finished]
+
+    def summaries(self, claim: Claim, pool: str) -> list[dict[str, Any]]:
+        """What those runs found."""
+        return [RunFolder(p).summary() for p in self.places(claim, pool)]
+
+    def estimate(self, claim: Claim, pool: str, protocol: str = "sampled") -> Estimate | None:
+        """Test metrics over seeds; none where nothing is finished."""
+        found = [[100 * s["test"][protocol][m] for m in METRICS] for s in self.summaries(claim, pool)]
+        if not found:
+            return None
+        values = np.array(found)
+        spread = values.std(axis=0, ddof=1) if len(found) > 1 else np.zeros(2)
+        return Estimate((float(values[0:, 0].mean()), float(values[:, 1].mean())), (spread[0], spread[1]), len(found))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One published number against ours."""
+
+    claim: Claim
+    metric: str
+    paper: float
+    ours: float
+    allowed: float
+
+    @property
+    def matches(self) -> bool:
+        """Whether the two agree."""
+        return abs(self.ours - self.paper) <= self.allowed
+
+
+def verdicts(card: Card, results: Results) -> list[Verdict]:
+    """Every published number of a card that was run, under the paper's pool; a quick run judges nothing."""
+    found: list[Verdict] = []
+    if results.quick:
+        return found
+    for claim in card.chosen(results.quick):
+        ours = results.estimate(claim, card.pools[0])
+        for i, metric in enumerate(METRICS):
+            published = claim.paper[i]
+            if ours is not None and published is not None:
+                allowed = max(POINTS, 2 * claim.deviation[i], 2 * ours.deviation[i])
+                found.append(Verdict(claim, metric, published, ours.mean[i], allowed))
+    return found
+
+
+def card_table(card: Card, results: Results) -> Table:
+    """Paper, ours under each pool, full ranking under strict, verdict."""
+    judged: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts(card, results):
+        judged.setdefault((verdict.claim.row, verdict.claim.data), []).append(verdict)
+    rows = []
+    for claim in card.chosen(results.quick):
+        found = {pool: results.estimate(claim, pool) for pool in card.pools}
+        full = results.estimate(claim, card.pools[-1], "full")
+        first = found[card.pools[0]]
+        rows.append(
+            (
+                claim.row,
+                NAMES.get(claim.data, claim.data),
+                " / ".join("" if p is None else f"{p:.2f}" for p in claim.paper) if any(claim.paper) else "",
+                *("not run" if e is None else e.text() for e in found.values()),
+                "" if full is None else full.text(),
+                str(first.seeds if first else 0),
+                _words(judged.get((claim.row, claim.data), [])),
+            )
+        )
+    pools = [f"`{pool}`" for pool in card.pools]
+    header = ("row", "data", "paper", *pools, f"`{card.pools[-1]}`, full ranking", "seeds", "verdict")
+    return Table(card.title, header, tuple(rows))
+
+
+def _words(found: Sequence[Verdict]) -> str:
+    if not found:
+        return ""
+    parts = [
+        f"{v.metric.split('@')[0].upper()} {'matches' if v.matches else f'differs by {v.ours - v.paper:+.1f}'}"
+        for v in found
+    ]
+    return "matches" if all(v.matches for v in found) else "; ".join(parts)
+
+
+def find(name: str, cards: Mapping[str, Card]) -> list[Card]:
+    """One card, or `all`."""
+    if name == "all":
+        return list(cards.values())
+    if name not in cards:
+        raise UnknownNameError("card", name, ["all", *cards])
+    return [cards[name]]

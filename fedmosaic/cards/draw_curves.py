@@ -1,0 +1,109 @@
+"""Drawings from what runs record: curves over rounds, sweeps over settings, sparsity."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedmosaic.cards.card import NAMES, Card, Figure, Results
+from fedmosaic.folder import RunFolder
+from fedmosaic.report import figures
+
+HR = "HR@10, 1 + 99 (percent)"
+Curve = tuple[list[float], list[float], list[float], list[float]]
+
+
+def validation_curve(place: Path) -> Curve:
+    """Rounds, validation HR@10 in percent, seconds so far, and megabytes sent so far per client."""
+    lines = [line for line in RunFolder(place).metrics() if "validation" in line]
+    seconds = np.cumsum([line["seconds"] for line in lines])
+    sent = np.cumsum([line["bytes_up"] for line in lines]) / 1e6
+    values = [100 * line["validation"]["sampled"]["hr@10"] for line in lines]
+    return [float(line["round"]) for line in lines], values, seconds.tolist(), sent.tolist()
+
+
+def _runs(card: Card, results: Results, pool: str) -> dict[str, Path]:
+    """The first finished run of each row."""
+    places = {c.row: results.places(c, pool) for c in card.chosen(results.quick)}
+    return {row: found[0] for row, found in places.items() if found}
+
+
+def draw_learning(card: Card, results: Results, folder: Path) -> list[Figure]:
+    """Validation HR@10 over rounds, a panel per pool."""
+    panels = {}
+    for pool in card.pools:
+        lines = {row: validation_curve(place) for row, place in _runs(card, results, pool).items()}
+        panels[f"pool {pool}"] = {row: (c[0], c[1]) for row, c in lines.items()}
+    figures.save(figures.curves(panels, ["round"] * len(panels), f"validation {HR}"), folder, card.name)
+    return [Figure(card.name, f"{card.title}: validation HR@10 by round, one seed.")]
+
+
+def draw_convergence(card: Card, results: Results, folder: Path) -> list[Figure]:
+    """The same against rounds, seconds and bytes, under each pool."""
+    drawn = []
+    for pool in card.pools:
+        lines = {row: validation_curve(place) for row, place in _runs(card, results, pool).items()}
+        panels = {
+            title: {row: (c[at], c[1]) for row, c in lines.items()}
+            for title, at in (("rounds", 0), ("time", 2), ("traffic", 3))
+        }
+        labels = ["round", "seconds", "megabytes sent per client"]
+        name = f"{card.name}-{pool}"
+        figures.save(figures.curves(panels, labels, f"validation {HR}", log=[False, True, True]), folder, name)
+        drawn.append(Figure(name, f"Validation HR@10 against rounds, seconds and bytes, pool {pool}, one seed."))
+    return drawn
+
+
+def draw_sparsity(card: Card, results: Results, folder: Path) -> list[Figure]:
+    """Share of numbers that are as good as zero, and bytes sent, by row."""
+    groups = {}
+    for claim in card.chosen(results.quick):
+        found = results.summaries(claim, card.pools[0])
+        if found:
+            last = RunFolder(results.places(claim, card.pools[0])[0]).metrics()[-1]
+            zeros = 100 * found[0]["table"]["zeros"]
+            groups[claim.row] = {"zeros, percent": zeros, "kilobytes sent, last round": last["bytes_up"] / 1e3}
+    figures.save(figures.bars(groups, "percent, or kilobytes"), folder, card.name)
+    words = f"Zeros of the shared table (at or below 1e-4) and kilobytes a client sends, pool {card.pools[0]}."
+    return [Figure(card.name, words)]
+
+
+def draw_radii(card: Card, results: Results, folder: Path) -> list[Figure]:
+    """HR@10 and NDCG@10 along each radius, ours and the paper's."""
+    drawn = []
+    for at, metric in enumerate(("HR@10", "NDCG@10")):
+        panels = {}
+        for data in dict.fromkeys(c.data for c in card.chosen(results.quick)):
+            for kind in ("shared", "private"):
+                claims = [
+                    c for c in card.chosen(results.quick) if c.data == data and c.row.startswith(f"{kind} radius")
+                ]
+                if claims:
+                    found = [results.estimate(c, card.pools[0]) for c in claims]
+                    lines = {
+                        "here": [None if e is None else e.mean[at] for e in found],
+                        "paper": [c.paper[at] for c in claims],
+                    }
+                    panels[f"{NAMES[data]}: {kind}"] = ([c.row.split()[2] for c in claims], lines)
+        name = f"{card.name}-{metric.split('@')[0].lower()}"
+        figures.save(figures.sensitivity(panels, f"{metric}, 1 + 99 (percent)"), folder, name)
+        drawn.append(Figure(name, f"{metric} by radius; the other radius stands at its base."))
+    return drawn
+
+
+def draw_sensitivity(card: Card, results: Results, folder: Path) -> list[Figure]:
+    """HR@10 under each pool as one setting changes; rows are named `SETTING VALUE`."""
+    panels: dict[str, tuple[list[str], dict[str, list[float | None]]]] = {}
+    for claim in card.chosen(results.quick):
+        matched = re.fullmatch(r"(.*) (\S+)", claim.row)
+        assert matched is not None
+        title, value = matched.groups()
+        categories, lines = panels.setdefault(title, ([], {pool: [] for pool in card.pools}))
+        categories.append(value)
+        for pool in card.pools:
+            found = results.estimate(claim, pool)
+            lines[pool].append(None if found is None else found.mean[0])
+    figures.save(figures.sensitivity(panels, HR), folder, card.name)
+    return [Figure(card.name, f"{card.title}: test HR@10.")]

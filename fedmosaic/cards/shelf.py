@@ -1,0 +1,8 @@
+"""All cards, in the order of the papers."""
+
+from __future__ import annotations
+
+from fedmosaic.cards import fedrap, fedrecgel, pfedrec, plgc
+from fedmosaic.cards.card import Card
+
+CARDS: dict[str, Card] = {card.name: card for card in (*pfedrec.CARDS, *fedrap.CARDS, *fedrecgel.CARDS, *plgc.CARDS)}
