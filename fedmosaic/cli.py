@@ -55,6 +55,7 @@ def run(
     engine: Annotated[str | None, typer.Option(help="auto, loop, simulate or kernel.")] = None,
     config: Annotated[Path | None, typer.Option(help="A config.toml; what is given on the line wins.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/..., named by the settings).")] = None,
+    track: Annotated[str | None, typer.Option(help="Send every round to tensorboard or wandb (offline).")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -62,6 +63,7 @@ def run(
     """Train a method on a data set, select on validation, report the test."""
     from fedmosaic import run as runs
     from fedmosaic.config import Settings, parse_pairs
+    from fedmosaic.trackers import ending_of, record_of, tracker
 
     words = [w for w in (method, dataset) if w is not None]
     plain = [w for w in words if "=" not in w]
@@ -83,8 +85,18 @@ def run(
         raise SettingsError("say which METHOD and DATASET to run, for example: fedmosaic run ease ml-100k")
     place = out or runs.default_place(settings)
     note_licence(settings.dataset, data_dir)
-    with progress_bar(f"{settings.method} on {settings.dataset}", quiet) as progress:
+    target = None if track is None else tracker(track, Path("tracked"), place.name, settings.model_dump())
+    with progress_bar(f"{settings.method} on {settings.dataset}", quiet) as bar:
+
+        def progress(round: int, rounds: int, line: dict[str, Any]) -> None:
+            if bar is not None:
+                bar(round, rounds, line)
+            if target is not None:
+                target.record(round, record_of(line))
+
         summary = runs.start(settings, place, data_dir=data_dir, progress=progress)
+    if target is not None:
+        target.close(ending_of(summary))
     show_summary(summary, as_json)
 
 

@@ -98,3 +98,77 @@ def reproduce(
             print(f"written: {out}", file=sys.stderr)
     if failed:
         raise RunError("; ".join(f"{cell.title} failed: {reason}" for cell, reason in failed))
+
+
+@app.command()
+def report(
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run folders.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    users: Annotated[int, typer.Option(min=1, help="How many users can be looked at.")] = 40,
+    quiet: Quiet = False,
+) -> None:
+    """One self-contained page: summary, tables, curves, figures, costs, and lists of single users with titles."""
+    from fedmosaic.report.page import write_page
+
+    tell = None if quiet else lambda text: print(text, file=sys.stderr)
+    place = write_page(places, out, users=users, tell=tell)
+    print(f"{place} ({place.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command()
+def tune(
+    method: Annotated[str, typer.Argument(help="A method.")],
+    dataset: Annotated[str, typer.Argument(help="A data set or a file.")],
+    pairs: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", metavar="KEY=VALUE...")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="How many settings are tried; the budget of every method.")] = 20,
+    space: Annotated[list[str] | None, typer.Option(help="key=low:high or key=a,b,c; may be repeated.")] = None,
+    file: Annotated[Path, typer.Option(help="Where trials are kept; equal searches continue.")] = Path("runs/tune.log"),
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Settings file (default: tuned/...toml).")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search for a method's settings on validation; the file it writes is for `fedmosaic run --config`."""
+    from fedmosaic.config import Settings, parse_pairs
+    from fedmosaic.report.console import progress_bar
+    from fedmosaic.tune import Search, default_space, parse_space, write_preset
+    from fedmosaic.tune import tune as search_for
+
+    given = parse_pairs(pairs or [])
+    settings = Settings.make(method, dataset, given)
+    chosen = parse_space(space) if space else default_space(method)
+    search = Search(settings, trials, {k: v for k, v in chosen.items() if k not in given})
+    note_licence(dataset, data_dir)
+    with progress_bar(f"tune {method} on {dataset}", quiet) as progress:
+        tell = None
+        if progress is not None:
+
+            def tell(done: int, total: int, best: float) -> None:
+                progress(done, total, {"validation": {"sampled": {"hr@10": best}}})
+
+        found = search_for(search, file, data_dir, tell)
+    name = f"{method}-{Path(dataset).name.split('.')[0]}-{settings.pool}"
+    place = out or Path("tuned") / f"{name}.toml"
+    words = [f"fedmosaic tune {method} {dataset}", *(pairs or []), f"--trials {trials}"]
+    write_preset(found, place, " ".join([*words, *(f"--space {s}" for s in space or [])]))
+    if as_json:
+        result = {"settings": found.settings.method_settings, "value": found.value, "trials": found.trials}
+        print(json.dumps({**result, "pruned": found.pruned, "file": str(place)}))
+        return
+    print(f"best validation {settings.select} of {found.trials} trials ({found.pruned} cut short): {found.value:.4f}")
+    best = found.settings.method_settings
+    print("  ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in best.items()))
+    print(f"run it: fedmosaic run --config {place}")
+
+
+@app.command()
+def track(
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not.")],
+    to: Annotated[str, typer.Option(help="tensorboard or wandb (offline).")] = "tensorboard",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the tracker's files.")] = Path("tracked"),
+) -> None:
+    """Export runs' records to TensorBoard or Weights & Biases."""
+    from fedmosaic.trackers import export
+
+    for place in places:
+        print(f"{place}: {export(place, to, out)} rounds -> {out}")

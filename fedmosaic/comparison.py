@@ -22,7 +22,7 @@ from fedmosaic.metrics import F64, Interval, Paired, Ranks, bootstrap, paired_te
 from fedmosaic.run import load_ranks
 from fedmosaic.study import cells
 
-ALWAYS = ("popularity", "local-only")
+ALWAYS = ("popularity", "local-only:rounds=30")
 COLUMNS = (("full", "hr"), ("full", "ndcg"), ("sampled", "hr"), ("sampled", "ndcg"))
 CUT = 10
 

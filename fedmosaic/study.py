@@ -111,7 +111,7 @@ def run_study(
             for _, process, _ in active:
                 process.terminate()
                 process.join()
-    _report(progress, [], tell)
+        _report(progress, [], tell)
     return progress
 
 

@@ -25,7 +25,7 @@ FLOORS = [
     {"folder"},
     {"run"},
     {"study"},
-    {"comparison", "tune"},
+    {"comparison", "tune", "trackers"},
     {"report"},
     {"cards"},
     {"cli_options"},

@@ -12,7 +12,7 @@ from fedmosaic.landscape import RECIPES, look
 from fedmosaic.report import figures
 
 POINTS = {"zero-mean": 11, "filter": 11, "paper": 5}
-RADIUS = {"zero-mean": 1.0, "filter": 0.5, "paper": 0.001}
+RADIUS = {"zero-mean": 5.0, "filter": 0.5, "paper": 0.001}
 
 
 def draw_landscapes(card: Card, results: Results, folder: Path) -> list[Figure]:

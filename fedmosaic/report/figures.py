@@ -87,7 +87,9 @@ def curves(
 
 def _legend(figure: Any, axis: Any, count: int) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, max(1, count)))
+    letters = max((len(label) for label in labels), default=1)
+    fitting = max(1, int(figure.get_size_inches()[0] / (0.55 + 0.085 * letters)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(fitting, max(1, count)))
 
 
 def sensitivity(panels: Mapping[str, tuple[Sequence[str], Mapping[str, Sequence[float | None]]]], y: str) -> Any:

@@ -1,0 +1,296 @@
+"""One self-contained HTML page from run folders: no network, no server, light and dark, on a phone too."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmosaic.config import Settings
+from fedmosaic.errors import RunError, SettingsError
+from fedmosaic.folder import RunFolder, environment
+from fedmosaic.recommender import FederatedRecommender
+from fedmosaic.report import figures
+from fedmosaic.run import load_ranks
+
+LIST = 10
+HISTORY = 40  # newest items of a history that are shown
+COLUMNS = (("full", "hr@10"), ("full", "ndcg@10"), ("sampled", "hr@10"), ("sampled", "ndcg@10"))
+
+
+def write_page(
+    places: Sequence[str | Path], out: str | Path, *, users: int = 40, tell: Callable[[str], None] | None = None
+) -> Path:
+    """Write the page of some finished runs; `users` of them can be looked at one by one."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError:
+        raise SettingsError("the report needs jinja2: pip install 'fedmosaic[report]'") from None
+    say = tell or (lambda text: None)
+    runs = _runs(places)
+    context: dict[str, Any] = {
+        "words": _words(runs),
+        "columns": ["full HR@10", "full NDCG@10", "1+99 HR@10", "1+99 NDCG@10"],
+        "tables": _tables(runs),
+        "figures": [],
+        "costs": [_cost(r) for r in runs],
+        "groups": [_groups(r) for r in runs],
+        "protocols": sorted({(r.summary["dataset"], r.summary["protocol"]) for r in runs}),
+        "versions": environment(),
+    }
+    for title, draw in (("curves", _curves), ("users", _distribution), ("gains", _gains), ("spectra", _spectra)):
+        say(f"drawing {title}")
+        context["figures"] += draw(runs)
+    say("asking the models")
+    context["panel"] = json.dumps(_panel(runs, users, say)).replace("<", "\\u003c")
+    template = (resources.files("fedmosaic.report") / "page.html").read_text()
+    page = Environment(autoescape=True, undefined=StrictUndefined).from_string(template).render(context)
+    place = Path(out)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(page)
+    return place
+
+
+class _Run:
+    """A finished run, read once."""
+
+    def __init__(self, place: str | Path) -> None:
+        folder = RunFolder.open(place)
+        self.folder, self.summary, self.settings = folder, folder.summary(), folder.settings()
+        self.name = ""
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Runs of one group held out the same items for the same users."""
+        s = self.settings
+        keys = ("split", "ties", "straddle", "candidates", "candidate_seed", "min_user_rows", "min_rating")
+        return s.dataset, repr([getattr(s, k) for k in keys])
+
+
+def _runs(places: Sequence[str | Path]) -> list[_Run]:
+    runs = [_Run(place) for place in places]
+    if not runs:
+        raise RunError("name at least one finished run folder")
+    for run in runs:
+        run.name = _name(run.settings, [r.settings for r in runs])
+    return runs
+
+
+def _name(one: Settings, others: Sequence[Settings]) -> str:
+    """The method, and whatever else tells this run from the others."""
+    rest = [o for o in others if o is not one and o.method == one.method]
+    parts = [one.method]
+    if any(o.pool != one.pool for o in others):
+        parts.append(one.pool)
+    if any(o.method_settings != one.method_settings for o in rest):
+        parts += [f"{k}={v}" for k, v in one.method_settings.items()]
+    if any(o.seed != one.seed for o in rest):
+        parts.append(f"seed {one.seed}")
+    if len({o.dataset for o in others}) > 1:
+        parts.append(Path(one.dataset).name)
+    return " ".join(parts)
+
+
+def _words(runs: Sequence[_Run]) -> list[str]:
+    """What a reader should take away, in sentences."""
+    found = []
+    for group in dict.fromkeys(r.group for r in runs):
+        members = [r for r in runs if r.group == group]
+        first = members[0].summary
+        counts, popular = first["counts"], first["reference"]["popularity"]["full"]["hr@10"]
+        honest = [r for r in members if r.settings.pool != "legacy"]
+        text = (
+            f"{first['dataset']}: {counts['users']:,} users, {counts['items']:,} items, {counts['evaluated']:,} users "
+            f"evaluated. A list of ten of the most popular items holds the hidden item for {100 * popular:.1f} % of "
+            f"users, a random list for {100 * first['reference']['chance']['full']['hr@10']:.1f} %."
+        )
+        if honest:
+            best = max(honest, key=lambda r: r.summary["test"]["full"]["hr@10"])
+            value, interval = best.summary["test"]["full"]["hr@10"], best.summary["interval"]["full"]
+            text += (
+                f" The best of {len(honest)} honest run{'s' * (len(honest) > 1)} is {best.name}: {100 * value:.1f} % "
+                f"(95 % interval {100 * interval['low']:.1f} to {100 * interval['high']:.1f})."
+            )
+        if len(honest) < len(members):
+            text += (
+                f" {len(members) - len(honest)} run(s) drew training negatives from outside the whole history, hidden "
+                "items included (pool legacy): such numbers reproduce papers and say nothing about real use."
+            )
+        found.append(text)
+    return found
+
+
+def _tables(runs: Sequence[_Run]) -> list[dict[str, Any]]:
+    tables = []
+    for group in dict.fromkeys(r.group for r in runs):
+        members = [r for r in runs if r.group == group]
+        reference = members[0].summary["reference"]
+        ran = {r.settings.method for r in members}
+        rows = [(name, "", reference[name]) for name in ("chance", "popularity") if name not in ran]
+        rows += [(r.name, r.settings.pool, r.summary["test"]) for r in members]
+        cells = [
+            {"name": name, "pool": pool, "values": [f"{100 * result[p][m]:.2f}" for p, m in COLUMNS]}
+            for name, pool, result in rows
+        ]
+        tables.append({"title": members[0].summary["dataset"], "rows": cells})
+    return tables
+
+
+def _cost(run: _Run) -> dict[str, Any]:
+    cost, summary = run.summary["cost"], run.summary
+    return {
+        "name": run.name,
+        "round": f"{summary['best_round']} of {summary['rounds']}",
+        "seconds": f"{cost['seconds']:.1f}",
+        "memory": f"{cost['peak_mb']:.0f}",
+        "up": f"{cost['bytes_up'] / 1000:,.1f}",
+        "down": f"{cost['bytes_down'] / 1000:,.1f}",
+        "place": str(run.folder.place),
+    }
+
+
+def _groups(run: _Run) -> dict[str, Any]:
+    parts = run.summary["test"]["groups"]
+    return {
+        "name": run.name,
+        "rows": [
+            (kind, group, f"{v['n']:,.0f}", f"{100 * v['hr@10']:.2f}", f"{100 * v['ndcg@10']:.2f}")
+            for kind, groups in parts.items()
+            for group, v in groups.items()
+        ],
+    }
+
+
+def _svg(figure: Any, name: str) -> str:
+    """Inline SVG that takes the page's text colour."""
+    plt = figures.pyplot()
+    out = io.StringIO()
+    with plt.rc_context({"svg.hashsalt": name}):  # ids of two figures must not meet on one page
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    plt.close(figure)
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    return text.replace("#000000", "currentColor").replace("stroke: #000", "stroke: currentColor")
+
+
+def _figure(name: str, figure: Any, caption: str) -> dict[str, str]:
+    return {"svg": _svg(figure, name), "caption": caption}
+
+
+def _curves(runs: Sequence[_Run]) -> list[dict[str, str]]:
+    rounds: dict[str, Any] = {}
+    times: dict[str, Any] = {}
+    for run in runs:
+        lines = [line for line in run.folder.metrics() if "validation" in line]
+        if len(lines) > 1:
+            values = [100 * line["validation"]["sampled"]["hr@10"] for line in lines]
+            rounds[run.name] = ([line["round"] for line in lines], values)
+            times[run.name] = (np.cumsum([line["seconds"] for line in lines]).tolist(), values)
+    if not rounds:
+        return []
+    drawn = figures.curves({"by round": rounds, "by time": times}, ["round", "seconds"], "validation HR@10, 1 + 99 (%)")
+    return [_figure("curves", drawn, "Learning: validation HR@10 among 1 + 99 candidates.")]
+
+
+def _distribution(runs: Sequence[_Run]) -> list[dict[str, str]]:
+    """Share of users whose hidden item is within the first k, for every k."""
+    lines = {}
+    for run in runs:
+        ranks = load_ranks(run.folder.place, "full")
+        middle = np.sort(ranks.above + ranks.tied / 2 + 1)
+        at = np.unique(np.geomspace(1, max(middle[-1], 2), 60).astype(np.int64))
+        lines[run.name] = (at.tolist(), [100 * float((middle <= k).mean()) for k in at])
+    drawn = figures.curves({"all unseen items": lines}, ["length of the list"], "users served (%)", log=[True])
+    return [
+        _figure("users", drawn, "Users whose hidden item stands in a list of that length, ranking all unseen items.")
+    ]
+
+
+def _gains(runs: Sequence[_Run]) -> list[dict[str, str]]:
+    """Each user's rank under every run against the first run of its group."""
+    drawn: list[dict[str, str]] = []
+    for group in dict.fromkeys(r.group for r in runs):
+        first, *rest = [r for r in runs if r.group == group]
+        if rest:
+            base = _logarithm(first)
+            lines = {r.name: base - _logarithm(r) for r in rest}
+            figure = figures.gains(lines, "halvings of the rank")
+            words = "Per user: how many times the hidden item's rank halves (up) or doubles (down)"
+            drawn.append(_figure(f"gains{len(drawn)}", figure, f"{words} against {first.name}, {group[0]}."))
+    return drawn
+
+
+def _logarithm(run: _Run) -> Any:
+    ranks = load_ranks(run.folder.place, "full")
+    return np.log2(ranks.above + ranks.tied / 2 + 1)
+
+
+def _spectra(runs: Sequence[_Run]) -> list[dict[str, str]]:
+    from fedmosaic.spectrum import singular_values
+
+    found = {}
+    for run in runs:
+        if "table" in run.summary:
+            try:
+                model = run.folder.recommender()
+            except RunError:  # the state was dropped to save room
+                continue
+            found[run.name] = singular_values(np.asarray(model.method_.vectors(model.state_))).tolist()
+    return [_figure("spectra", figures.spectra(found), "Singular values of the common item tables.")] if found else []
+
+
+def _panel(runs: Sequence[_Run], count: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Per group: some users with their histories and lists, titles once."""
+    groups = []
+    for group in dict.fromkeys(r.group for r in runs):
+        members = [r for r in runs if r.group == group]
+        chosen: list[Any] = []
+        titles: dict[str, str] = {}
+        people: dict[str, dict[str, Any]] = {}
+        for run in members:
+            say(f"lists of {run.name}")
+            try:
+                model = run.folder.recommender()
+            except RunError:
+                continue
+            if not chosen:
+                chosen = _people(model, count)
+                people = {str(u): {"history": _history(model, u, titles), "lists": {}} for u in chosen}
+            for row in model.recommend(chosen, LIST).to_dicts():
+                titles[str(row["item"])] = str(row.get("title") or row["item"])
+                people[str(row["user"])]["lists"].setdefault(run.name, []).append(str(row["item"]))
+            hidden = load_ranks(run.folder.place, "full")
+            for user in chosen:
+                at = model.users_.require([user])[0]
+                items = [str(i) for i in model.items_.take(hidden.item[hidden.user == at]).to_list()]
+                people[str(user)]["hidden"] = items
+                titles |= {i: _title(model, i) for i in items if i not in titles}
+        if people:
+            groups.append({"data": group[0], "titles": titles, "people": people})
+    return groups
+
+
+def _people(model: FederatedRecommender, count: int) -> list[Any]:
+    """Users spread over all sizes of history."""
+    order = np.argsort(model.training_.histories.lengths, kind="stable")
+    at = order[np.unique(np.linspace(0, order.size - 1, min(count, order.size)).astype(np.int64))]
+    return list(model.users_.take(at).to_list())
+
+
+def _history(model: FederatedRecommender, user: Any, titles: dict[str, str]) -> dict[str, Any]:
+    seen = model.training_.histories[int(model.users_.require([user])[0])]
+    items = [str(i) for i in model.items_.take(np.asarray(seen[-HISTORY:])[::-1]).to_list()]
+    titles |= {i: _title(model, i) for i in items if i not in titles}
+    return {"count": len(seen), "items": items}
+
+
+def _title(model: FederatedRecommender, item: str) -> str:
+    if model.info_ is None:
+        return item
+    at = model.items_.positions([item])[0]
+    return str(model.info_["title"][int(at)] or item) if at >= 0 else item

@@ -1,0 +1,148 @@
+"""Cards: every claim is a run that can be made, verdicts follow their rule, books say what they rest on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedmosaic.cards import book
+from fedmosaic.cards.card import NAMES, Card, Claim, Results, card_table, find, verdicts
+from fedmosaic.cards.draw_curves import draw_convergence, draw_learning, draw_sensitivity, draw_sparsity
+from fedmosaic.cards.draw_land import draw_landscapes
+from fedmosaic.cards.draw_rows import draw_additive_tsne, draw_inference, draw_tsne
+from fedmosaic.cards.draw_spectra import draw_spectra
+from fedmosaic.cards.shelf import CARDS
+from fedmosaic.cli import app
+from fedmosaic.data.sources import SOURCES
+from fedmosaic.errors import UnknownNameError
+
+TOY: dict[str, Any] = {"users": 50, "items": 40, "per_user": 8, "ties": "hash", "dim": 4, "rounds": 3}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_every_claim_is_a_run_that_can_be_made(name: str) -> None:
+    card = CARDS[name]
+    for quick in (False, True):
+        for settings in card.plan(2, quick):
+            settings.build()
+            assert settings.dataset in SOURCES
+            if quick:
+                assert settings.dataset in ("ml-100k", "filmtrust-5")
+    assert len({(c.row, c.data) for c in card.claims}) == len(card.claims), "a row appears twice"
+    assert card.plan(1, True), "nothing of this card runs in quick mode"
+
+
+def test_published_numbers_are_percent() -> None:
+    for card in CARDS.values():
+        for claim in card.claims:
+            for value in claim.paper:
+                assert value is None or 4 < value < 100
+
+
+def toy(row: str, method: str, **given: Any) -> Claim:
+    known = {k: v for k, v in TOY.items() if method != "popularity" or k not in ("dim", "rounds")}
+    return Claim(row, "synthetic", method, {**known, **given}, quick=None)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Card], Results]:
+    """Small cards of every kind of drawing, on a made-up shop."""
+    rates = {"item_rate": 2.0}
+    linear = (toy("FedMF", "fedmf", **rates), toy("PFedRec", "pfedrec", **rates))
+    rap = {"table_rate": 2.0, "local_epochs": 2}
+    cards = {
+        "learning": (linear, draw_learning),
+        "convergence": (linear, draw_convergence),
+        "tsne": (linear, draw_tsne),
+        "spectra": (linear, draw_spectra),
+        "inference": ((linear[1],), draw_inference),
+        "additive": ((toy("FedRAP", "fedrap", **rap),), draw_additive_tsne),
+        "sparsity": ((toy("L1", "fedrap", **rap), toy("soft", "fedrap", threshold=0.5, **rap)), draw_sparsity),
+        "sensitivity": (tuple(toy(f"width {d}", "fedmf", **rates, dim=d) for d in (2, 4)), draw_sensitivity),
+        "land": ((toy("host", "fedneumf"), toy("sharp", "fedrecgel")), draw_landscapes),
+    }
+    made = {n: Card(n, "a paper", f"title of {n}", claims, "words", draw=draw) for n, (claims, draw) in cards.items()}
+    results = Results(tmp_path_factory.mktemp("runs"), 2, False)
+    done = book.run_cards(list(made.values()), results)
+    assert done.failed == []
+    return made, results
+
+
+@pytest.mark.parametrize(
+    "name", ["learning", "convergence", "spectra", "inference", "additive", "sparsity", "sensitivity", "tsne", "land"]
+)
+def test_every_drawing_is_written_twice(
+    name: str, shelf: tuple[dict[str, Card], Results], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedmosaic.cards import draw_land, draw_rows, draw_spectra
+
+    monkeypatch.setattr(draw_rows, "PERPLEXITY", 5)
+    monkeypatch.setattr(draw_land, "POINTS", {"zero-mean": 3, "filter": 3, "paper": 3})
+    monkeypatch.setattr(draw_spectra, "CLIENTS", 2)
+    cards, results = shelf
+    drawn = book.draw(cards[name], results, tmp_path)
+    assert drawn
+    for figure in drawn:
+        assert (tmp_path / f"{figure.name}.svg").read_text().lstrip().startswith("<?xml")
+        assert (tmp_path / f"{figure.name}.png").stat().st_size > 2000
+        assert figure.caption
+
+
+def test_verdicts_follow_the_rule(shelf: tuple[dict[str, Card], Results]) -> None:
+    cards, results = shelf
+    claim = cards["learning"].claims[0]
+    ours = results.estimate(claim, "legacy")
+    assert ours is not None
+    near = replace(claim, row="near", paper=(ours.mean[0] + 1.4, None))
+    far = replace(claim, row="far", paper=(ours.mean[0] + 40.0, ours.mean[1] - 30))
+    wide = replace(claim, row="wide", paper=(ours.mean[0] + 40.0, None), deviation=(20.1, 0.0))
+    card = replace(cards["learning"], claims=(near, far, wide, claim))
+    found = {(v.claim.row, v.metric): v.matches for v in verdicts(card, results)}
+    expected = {("near", "hr@10"): True, ("far", "hr@10"): False, ("far", "ndcg@10"): False, ("wide", "hr@10"): True}
+    assert found == expected
+    words = {row[0]: row[-1] for row in card_table(card, results).rows}
+    assert words["near"] == "matches"
+    assert "HR differs by -40.0; NDCG differs by +30.0" in words["far"]
+    assert words[claim.row] == ""
+    assert verdicts(card, replace(results, quick=True)) == []
+
+
+def test_estimates_are_means_over_seeds(shelf: tuple[dict[str, Card], Results]) -> None:
+    cards, results = shelf
+    claim = cards["learning"].claims[0]
+    values = [100 * s["test"]["sampled"]["hr@10"] for s in results.summaries(claim, "strict")]
+    found = results.estimate(claim, "strict")
+    assert found is not None
+    assert found.seeds == len(values) == 2
+    assert found.mean[0] == pytest.approx(np.mean(values))
+    assert found.deviation[0] == pytest.approx(np.std(values, ddof=1))
+
+
+def test_a_book_says_what_it_rests_on(shelf: tuple[dict[str, Card], Results], tmp_path: Path) -> None:
+    cards, results = shelf
+    claims = (replace(cards["learning"].claims[0], data="synthetic", paper=(99.0, None), reason="as tested"),)
+    place = tmp_path / "docs" / "results.md"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(NAMES, "synthetic", "a shop")
+        book.write_book([replace(cards["learning"], claims=claims)], results, place, "fedmosaic reproduce learning")
+    text = place.read_text()
+    for words in ("`fedmosaic reproduce learning`", "0 of 1 published numbers match", "(as tested)", "torch", "Chance"):
+        assert words in text
+    assert (place.parent / "figures" / "learning.png").is_file()
+
+
+def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
+    listed = json.loads(CliRunner().invoke(app, ["list", "cards", "--json"]).stdout)
+    assert [row["card"] for row in listed] == list(CARDS)
+    with pytest.raises(UnknownNameError, match="pfedrec-table2"):
+        find("table2", CARDS)
+    words = ["reproduce", "pfedrec-figure3", "--gather", "--json", "--runs", str(tmp_path)]
+    (found,) = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
+    assert found["rows"][0]["`legacy`"] == "not run"
+    assert found["verdicts"] == []

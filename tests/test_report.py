@@ -1,0 +1,147 @@
+"""The page people look at, the search, the trackers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedmosaic.cli import app
+from fedmosaic.config import Settings
+from fedmosaic.errors import RunError, SettingsError, UnknownNameError
+from fedmosaic.report.page import write_page
+from fedmosaic.run import start
+from fedmosaic.trackers import export
+from fedmosaic.tune import Search, default_space, parse_space, tune, write_preset
+from fedmosaic.zoo import ZOO
+
+SMALL: dict[str, Any] = {"users": 60, "items": 40, "per_user": 8, "dim": 4, "rounds": 4, "item_rate": 2.0}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    shop = folder / "shop.csv"
+    rows = [(u, (7 * u + 3 * k * k) % 31, k) for u in range(40) for k in range(6)]
+    shop.write_text("user,item,when\n" + "".join(f"u{u},i{i},{t}\n" for u, i, t in sorted(set(rows))))
+    (folder / "titles.csv").write_text("item,title\n" + "".join(f"i{i},<b>Film {i}</b> & more\n" for i in range(31)))
+    places = []
+    for method, pool in (("fedmf", "strict"), ("fedmf", "legacy"), ("pfedrec", "strict")):
+        given = {"dim": 4, "rounds": 4, "item_rate": 2.0, "time": "when", "titles": str(folder / "titles.csv")}
+        settings = Settings.make(method, str(shop), {**given, "pool": pool})
+        places.append(folder / f"{method}-{pool}")
+        start(settings, places[-1])
+    return places
+
+
+def test_the_page_stands_alone(runs: list[Path], tmp_path: Path) -> None:
+    place = write_page(runs, tmp_path / "report.html", users=5)
+    text = place.read_text()
+    assert place.stat().st_size < 5_000_000
+    assert not re.search(r'(src|href)="(?!data:|#)', text), "the page asks for something from elsewhere"
+    assert text.count("<svg") >= 3
+    for words in ("popular", "pool legacy", "config.toml", "fedmf strict", "halvings"):
+        assert words in text
+    assert "<b>Film" not in text, "a title reached the page unescaped"
+
+
+def test_the_page_works_in_a_browser(runs: list[Path], tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    place = write_page(runs, tmp_path / "report.html", users=5)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    seen = subprocess.run(
+        [browser, *flags, "--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom", place.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in seen.stderr
+    assert seen.stdout.count('<section class="card">') == 4  # the history and three lists
+    assert "&lt;b&gt;Film" in seen.stdout
+
+
+def test_the_page_refuses_what_is_not_finished(tmp_path: Path, runs: list[Path]) -> None:
+    with pytest.raises(RunError, match="not a run folder"):
+        write_page([tmp_path], tmp_path / "report.html")
+    result = CliRunner().invoke(app, ["report", str(runs[0]), "-o", str(tmp_path / "r.html"), "-q"])
+    assert "MB" in result.stdout
+
+
+def test_every_method_has_a_space_or_nothing_to_tune() -> None:
+    for name in ZOO:
+        for key, choice in default_space(name).items():
+            assert isinstance(choice, tuple)
+            assert 0 < choice[0] < choice[1], (name, key)
+            ZOO[name].build({key: choice[0]})
+            ZOO[name].build({key: choice[1]})
+
+
+def test_a_search_continues_and_its_preset_runs(tmp_path: Path) -> None:
+    settings = Settings.make("fedmf", "synthetic", {k: v for k, v in SMALL.items() if k != "item_rate"})
+    space = parse_space(["score_rate=0.01:1", "item_rate=0.5:20"])
+    told: list[int] = []
+
+    def tell(done: int, total: int, best: float) -> None:
+        told.append(done)
+
+    first = tune(Search(settings, 3, space), tmp_path / "tune.log", tell=tell)
+    more = tune(Search(settings, 5, space), tmp_path / "tune.log", tell=tell)
+    assert told == [1, 2, 3, 4, 5]
+    assert more.trials == 5
+    assert more.value >= first.value
+    write_preset(more, tmp_path / "found.toml", "fedmosaic tune fedmf synthetic")
+    text = (tmp_path / "found.toml").read_text()
+    assert text.startswith("# found by: fedmosaic tune fedmf synthetic\n")
+    read = Settings.from_toml(text)
+    assert read == more.settings
+    summary = start(read, tmp_path / "run")
+    best = max(line["validation"]["sampled"]["hr@10"] for line in _metrics(tmp_path / "run"))
+    assert best == pytest.approx(more.value)
+    assert summary["best_round"] >= 1
+
+
+def _metrics(place: Path) -> list[dict[str, Any]]:
+    from fedmosaic.folder import RunFolder
+
+    return RunFolder(place).metrics()
+
+
+def test_settings_that_diverge_lose_and_bad_spaces_are_refused(tmp_path: Path) -> None:
+    settings = Settings.make("fedmf", "synthetic", SMALL)
+    space = {"score_rate": (1e30, 1e32)}
+    assert tune(Search(settings, 1, space), tmp_path / "tune.log").value == 0
+    for wrong in ("rate", "rate=3:1", "rate=a:b"):
+        with pytest.raises(SettingsError):
+            parse_space([wrong])
+    with pytest.raises(SettingsError, match="nothing to tune"):
+        tune(Search(Settings.make("popularity", "synthetic", {}), 1, {}), tmp_path / "tune.log")
+    last_out = Settings.make("fedmf", "synthetic", {**SMALL, "split": "last-out"})
+    with pytest.raises(SettingsError, match="validation"):
+        tune(Search(last_out, 1, {"score_rate": (0.1, 1.0)}), tmp_path / "tune.log")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_the_same_records(runs: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert export(runs[0], "tensorboard", tmp_path) == 4
+    events = EventAccumulator(str(tmp_path / runs[0].name))
+    events.Reload()
+    points = [(e.step, pytest.approx(e.value, rel=1e-5)) for e in events.Scalars("validation/sampled/hr@10")]
+    assert points == [(line["round"], line["validation"]["sampled"]["hr@10"]) for line in _metrics(runs[0])]
+    assert events.Scalars("summary/test/full/hr@10")
+    with pytest.raises(UnknownNameError, match="tensorboard"):
+        export(runs[0], "mlflow", tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases_stays_offline(runs: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    assert export(runs[0], "wandb", tmp_path) == 4
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
