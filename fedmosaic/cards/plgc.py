@@ -11,15 +11,15 @@ from fedmosaic.cards.draw_spectra import draw_spectra
 PAPER = "after Shen et al., arXiv 2508.19591, 2025 (abstract only)"
 ROUNDS = {"rounds": 60}
 HOSTS = (("FedMF", "fedmf"), ("PFedRec", "pfedrec"))
-PARTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("mixing and decorrelation", {}),
-    ("mixing alone", {"weight": 0.0}),
-    ("decorrelation alone", {"mix": 1.0}),
-    ("fixed share 0.25", {"mix": 0.25, "weight": 0.0}),
-    ("fixed share 0.5", {"mix": 0.5, "weight": 0.0}),
-    ("fixed share 0.75", {"mix": 0.75, "weight": 0.0}),
-    ("self form", {"form": "self", "gamma": 1.0}),
-    ("local table kept", {"local": "keep"}),
+PARTS: tuple[tuple[str, dict[str, Any], int | None], ...] = (
+    ("mixing and decorrelation", {}, None),
+    ("mixing alone", {"weight": 0.0}, 1),
+    ("decorrelation alone", {"mix": 1.0}, 1),
+    ("fixed share 0.25", {"mix": 0.25, "weight": 0.0}, 1),
+    ("fixed share 0.5", {"mix": 0.5, "weight": 0.0}, 1),
+    ("fixed share 0.75", {"mix": 0.75, "weight": 0.0}, 1),
+    ("self form", {"form": "self", "gamma": 1.0}, None),
+    ("local table kept", {"local": "keep"}, 1),
 )
 SENSITIVITY: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("weight of the decorrelation", "weight", (0.0, 0.001, 0.01, 0.1, 1.0)),
@@ -33,8 +33,8 @@ def _ablation() -> list[Claim]:
     for title, host in HOSTS:
         found.append(Claim(title, "ml-100k", host, ROUNDS, quick=20))
         found += [
-            Claim(f"{title} + {name}", "ml-100k", f"{host}-plgc", {**ROUNDS, **given}, quick=12)
-            for name, given in PARTS
+            Claim(f"{title} + {name}", "ml-100k", f"{host}-plgc", {**ROUNDS, **given}, seeds=seeds, quick=12)
+            for name, given, seeds in PARTS
         ]
     return found
 
