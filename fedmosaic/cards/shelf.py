@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fedmosaic.cards import fedrap, fedrecgel, pfedrec, plgc
+from fedmosaic.cards import fedrap, fedrecgel, leak, pfedrec, plgc
 from fedmosaic.cards.card import Card
 
-CARDS: dict[str, Card] = {card.name: card for card in (*pfedrec.CARDS, *fedrap.CARDS, *fedrecgel.CARDS, *plgc.CARDS)}
+CARDS: dict[str, Card] = {
+    card.name: card for card in (*leak.CARDS, *pfedrec.CARDS, *fedrap.CARDS, *fedrecgel.CARDS, *plgc.CARDS)
+}
