@@ -150,8 +150,10 @@ def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | N
     import numba
     import torch
 
+    # Numba's pool and PyTorch's share an OpenMP setting that the last to start decides: give both the same number.
+    os.environ["NUMBA_NUM_THREADS"] = str(threads)
+    numba.config.reload_config()  # type: ignore[no-untyped-call]
     torch.set_num_threads(threads)
-    numba.set_num_threads(min(threads, numba.get_num_threads()))
     try:
         folder = RunFolder(place)
         if folder.started:
