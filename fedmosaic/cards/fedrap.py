@@ -34,20 +34,20 @@ def _main() -> list[Claim]:
         released = {**SETTINGS[data], **RELEASED}
         found += [
             Claim("popularity", data, "popularity", seeds=1, quick=1),
-            Claim("local-only", data, "local-only", {"rounds": 30}, seeds=1, quick=6),
+            Claim("local-only", data, "local-only", {"rounds": 30}, seeds=1, quick=4),
             Claim("FedMF", data, "fedmf", seeds=seeds, quick=20),
             Claim("PFedRec", data, "pfedrec", seeds=seeds, quick=20),
-            Claim("FedRAP, as released", data, "fedrap", released, plain, seeds=seeds, quick=6),
+            Claim("FedRAP, as released", data, "fedrap", released, plain, seeds=seeds, quick=4),
         ]
         if data != "ml-1m":
-            found.append(Claim("FedRAP, tanh ramp applied", data, "fedrap", SETTINGS[data], plain, quick=6))
-            found.append(Claim("FedRAP, retuned", data, "fedrap", {"preset": "retuned"}, quick=6))
+            found.append(Claim("FedRAP, tanh ramp applied", data, "fedrap", SETTINGS[data], plain, quick=4))
+            found.append(Claim("FedRAP, retuned", data, "fedrap", {"preset": "retuned"}, quick=4))
     return found
 
 
 def _ablations() -> list[Claim]:
     every = [("fedrap", "fedrap"), *((f"fedrap-{v}", f"fedrap-{v}") for v in VARIANTS)]
-    return [Claim(row, "ml-100k", method, {"rounds": 60}, seeds=1, quick=6) for row, method in every]
+    return [Claim(row, "ml-100k", method, {"rounds": 60}, seeds=1, quick=4) for row, method in every]
 
 
 def _noise() -> list[Claim]:
@@ -55,7 +55,7 @@ def _noise() -> list[Claim]:
     for data, (plain, noisy) in PUBLISHED.items():
         if data != "ml-1m":
             given = {**SETTINGS[data], **RELEASED}
-            found.append(Claim("FedRAP", data, "fedrap", given, plain, quick=6))
+            found.append(Claim("FedRAP", data, "fedrap", given, plain, quick=4))
             found.append(Claim("FedRAP with noise", data, "fedrap", {**given, **NOISE}, noisy, seeds=1, quick=3))
     return found
 
@@ -88,9 +88,9 @@ CARDS = (
             Claim(row, "ml-100k", method, given, seeds=1, quick=quick)
             for row, method, given, quick in (
                 ("FedMF", "fedmf", {}, 20),
-                ("FedNCF", "fedncf", {}, 10),
+                ("FedNCF", "fedncf", {}, 6),
                 ("PFedRec", "pfedrec", {}, 20),
-                ("FedRAP", "fedrap", RELEASED, 6),
+                ("FedRAP", "fedrap", RELEASED, 4),
             )
         ),
         "Validation HR@10 against rounds, seconds of this machine (several runs shared it), and bytes sent per client.",
@@ -100,7 +100,7 @@ CARDS = (
         "fedrap-tsne",
         PAPER,
         "FedRAP: item rows by t-SNE",
-        (Claim("FedRAP", "ml-100k", "fedrap", {"rounds": 20, **RELEASED}, seeds=1, quick=6),),
+        (Claim("FedRAP", "ml-100k", "fedrap", {"rounds": 20, **RELEASED}, seeds=1, quick=4),),
         "Shared rows, own rows and their sum, for one user after 20 rounds, as the authors stored them.",
         draw=draw_additive_tsne,
     ),
@@ -109,7 +109,7 @@ CARDS = (
         PAPER,
         "FedRAP: how sparse the shared table is",
         tuple(
-            Claim(row, "ml-100k", method, {"rounds": 60, **given}, seeds=1, quick=6)
+            Claim(row, "ml-100k", method, {"rounds": 60, **given}, seeds=1, quick=4)
             for row, method, given in (
                 ("L1", "fedrap", {}),
                 ("L2", "fedrap-l2", {}),

@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def _claim(row: str, data: str, shared: float, private: float, paper: tuple[float | None, float | None]) -> Claim:
     given = {"rho_shared": shared, "rho_private": private, **SETTINGS[data]}
-    return Claim(row, data, "fedrecgel", given, paper, seeds=None if data == "filmtrust-5" else 1, quick=10)
+    return Claim(row, data, "fedrecgel", given, paper, seeds=None if data == "filmtrust-5" else 1, quick=6)
 
 
 def _numbers(text: str) -> list[float | None]:
@@ -53,7 +53,7 @@ def _sweep() -> list[Claim]:
     for data, (base, hr_shared, ndcg_shared, hr_private, ndcg_private) in SWEEPS.items():
         given = SETTINGS[data]
         found.append(Claim("popularity", data, "popularity", given, seeds=1, quick=1))
-        found.append(Claim("local-only", data, "local-only", {"rounds": 30, **given}, seeds=1, quick=10))
+        found.append(Claim("local-only", data, "local-only", {"rounds": 30, **given}, seeds=1, quick=6))
         for kind, hrs, ndcgs in (("shared", hr_shared, ndcg_shared), ("private", hr_private, ndcg_private)):
             if not hrs:
                 continue
@@ -92,8 +92,8 @@ CARDS = (
         PAPER,
         "FedRecGEL, figures 1 and 3: loss landscapes",
         (
-            Claim("FedNCF (radii 0)", "filmtrust-5", "fedneumf", SETTINGS["filmtrust-5"], seeds=1, quick=10),
-            Claim("FedRecGEL", "filmtrust-5", "fedrecgel", SETTINGS["filmtrust-5"], seeds=1, quick=10),
+            Claim("FedNCF (radii 0)", "filmtrust-5", "fedneumf", SETTINGS["filmtrust-5"], seeds=1, quick=6),
+            Claim("FedRecGEL", "filmtrust-5", "fedrecgel", SETTINGS["filmtrust-5"], seeds=1, quick=6),
         ),
         "Same examples, same directions, exact means, one scale; `fedmosaic landscape` prints the scalars.",
         pools=("strict",),

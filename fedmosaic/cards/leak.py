@@ -35,11 +35,11 @@ CARDS = (
                 ("popularity", "popularity", {}, 1, 1),
                 ("local-only, 30 rounds", "local-only", {"rounds": 30}, 1, 20),
                 ("FedMF", "fedmf", {}, None, 20),
-                ("FedNCF", "fedncf", {}, None, 10),
+                ("FedNCF", "fedncf", {}, None, 6),
                 ("FedRecon", "fedrecon", {}, None, 20),
                 ("PFedRec", "pfedrec", {}, None, 20),
-                ("FedRAP, as released", "fedrap", {"ramp": "as-released"}, None, 6),
-                ("FedRAP, own table alone, 60 rounds", "fedrap-d", {"rounds": 60}, 1, 6),
+                ("FedRAP, as released", "fedrap", {"ramp": "as-released"}, None, 4),
+                ("FedRAP, own table alone, 60 rounds", "fedrap-d", {"rounds": 60}, 1, 4),
             )
         ),
         "Shared tables hardly notice the pool. The more a device keeps of its own, the more it gains, up to a table "

@@ -40,7 +40,7 @@ TABLE4 = {
 }
 SLOW = {"ncf", "mf", "fedncf", "fedncf-dual", "metamf", "fedpergnn"}  # engines without a fused kernel
 COSTLY = {"metamf", "fedpergnn"}  # hours beyond ML-100K
-QUICK = {"ncf": 4, "mf": 4, "fedncf": 10, "fedncf-dual": 10, "metamf": 2, "fedpergnn": 1}
+QUICK = {"ncf": 4, "mf": 4, "fedncf": 6, "fedncf-dual": 6, "metamf": 2, "fedpergnn": 1}
 REFERENCES: tuple[tuple[str, dict[str, Any], int], ...] = (("popularity", {}, 1), ("local-only", {"rounds": 30}, 20))
 
 
@@ -91,7 +91,11 @@ def _noises() -> list[Claim]:
                 continue  # the ends show the shape; each of these costs an hour
             given = {**SETTINGS.get(data, {}), **({"noise": noise} if noise else {})}
             seeds = 1 if costly and noise else None
-            found.append(Claim(f"noise {noise}", data, "pfedrec", given, (hr, ndcg), seeds=seeds, quick=20))
+            found.append(
+                Claim(
+                    f"noise {noise}", data, "pfedrec", given, (hr, ndcg), seeds=seeds, quick=8 * (noise in (0.0, 0.5))
+                )
+            )
     return found
 
 

@@ -33,7 +33,14 @@ def _ablation() -> list[Claim]:
     for title, host in HOSTS:
         found.append(Claim(title, "ml-100k", host, ROUNDS, quick=20))
         found += [
-            Claim(f"{title} + {name}", "ml-100k", f"{host}-plgc", {**ROUNDS, **given}, seeds=seeds, quick=12)
+            Claim(
+                f"{title} + {name}",
+                "ml-100k",
+                f"{host}-plgc",
+                {**ROUNDS, **given},
+                seeds=seeds,
+                quick=0 if "fixed" in name else 8,
+            )
             for name, given, seeds in PARTS
         ]
     return found
@@ -41,7 +48,9 @@ def _ablation() -> list[Claim]:
 
 def _sensitivity() -> list[Claim]:
     return [
-        Claim(f"{name} {value:g}", "ml-100k", "fedmf-plgc", {**ROUNDS, key: value}, seeds=1, quick=12)
+        Claim(
+            f"{name} {value:g}", "ml-100k", "fedmf-plgc", {**ROUNDS, key: value}, seeds=1, quick=8 * (key == "weight")
+        )
         for name, key, values in SENSITIVITY
         for value in values
     ]
@@ -61,7 +70,7 @@ CARDS = (
         PAPER,
         "PLGC: singular values of the item tables",
         tuple(
-            Claim(row, "ml-100k", method, {**ROUNDS, **given}, quick=12)
+            Claim(row, "ml-100k", method, {**ROUNDS, **given}, quick=8)
             for row, method, given in (
                 ("FedMF", "fedmf", {}),
                 ("FedMF + mixing and decorrelation", "fedmf-plgc", {}),
