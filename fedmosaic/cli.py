@@ -53,7 +53,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="One integer; everything random follows from it.")] = None,
     pool: Annotated[str | None, typer.Option(help="Negative pool: strict, legacy or isolated.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, loop, simulate or kernel.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A config.toml; what is given on the line wins.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A settings file or preset; the line wins over it.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/..., named by the settings).")] = None,
     track: Annotated[str | None, typer.Option(help="Send every round to tensorboard or wandb (offline).")] = None,
     data_dir: DataDir = None,
@@ -62,7 +62,7 @@ def run(
 ) -> None:
     """Train a method on a data set, select on validation, report the test."""
     from fedmosaic import run as runs
-    from fedmosaic.config import Settings, parse_pairs
+    from fedmosaic.config import Settings, parse_pairs, read_config
     from fedmosaic.trackers import ending_of, record_of, tracker
 
     words = [w for w in (method, dataset) if w is not None]
@@ -74,9 +74,7 @@ def run(
                 raise SettingsError(f"{key} is given both as an option and as key=value")
             given[key] = value
     if config is not None:
-        if not config.is_file():
-            raise SettingsError(f"no such file: {config}")
-        base = Settings.from_toml(config.read_text(), config)
+        base = read_config(config)
         merged = base.model_dump(exclude={"method", "dataset"}) | given
         settings = Settings.make((plain or [base.method])[0], (plain[1:] or [base.dataset])[0], merged)
     elif len(plain) == 2:
@@ -194,7 +192,8 @@ def landscape(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, data, metrics or cards")] = "methods", as_json: Json = False
+    kind: Annotated[str, typer.Argument(help="methods, data, metrics, cards or presets")] = "methods",
+    as_json: Json = False,
 ) -> None:
     """What there is."""
     rows = _catalogue(kind)
@@ -339,4 +338,8 @@ def _catalogue(kind: str) -> list[dict[str, Any]]:
         from fedmosaic.cards.shelf import CARDS
 
         return [{"card": c.name, "what": c.title, "paper": c.paper} for c in CARDS.values()]
-    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics", "cards"])
+    if kind == "presets":
+        from fedmosaic.config import presets
+
+        return [{"preset": n, "found by": t.splitlines()[0].removeprefix("# found by: ")} for n, t in presets().items()]
+    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics", "cards", "presets"])

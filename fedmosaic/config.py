@@ -10,6 +10,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -157,6 +158,23 @@ class Settings(BaseModel):
         return Interactions.from_csv(
             path, separator=self.separator, header=self.header, encoding=self.encoding, **common
         )
+
+
+def presets() -> dict[str, str]:
+    """The shipped settings files by name: text that begins with the command that found them."""
+    files = resources.files("fedmosaic.presets").iterdir()
+    return {f.name.removesuffix(".toml"): f.read_text() for f in sorted(files, key=str) if f.name.endswith(".toml")}
+
+
+def read_config(name: str | Path) -> Settings:
+    """Settings of a file, or of a preset by its name."""
+    path = Path(name)
+    if path.is_file():
+        return Settings.from_toml(path.read_text(), path)
+    known = presets()
+    if str(name) in known:
+        return Settings.from_toml(known[str(name)], f"preset {name}")
+    raise UnknownNameError("settings file or preset", str(name), known)
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:

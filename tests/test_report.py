@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic.cli import app
-from fedmosaic.config import Settings
+from fedmosaic.config import Settings, presets, read_config
 from fedmosaic.errors import RunError, SettingsError, UnknownNameError
 from fedmosaic.report.page import write_page
 from fedmosaic.run import start
@@ -103,6 +104,18 @@ def test_a_search_continues_and_its_preset_runs(tmp_path: Path) -> None:
     best = max(line["validation"]["sampled"]["hr@10"] for line in _metrics(tmp_path / "run"))
     assert best == pytest.approx(more.value)
     assert summary["best_round"] >= 1
+
+
+def test_shipped_presets_name_their_command_and_build() -> None:
+    known = presets()
+    assert known
+    for name, text in known.items():
+        assert re.match(r"# found by: fedmosaic tune \S+ \S+", text), name
+        read_config(name).build()
+    listed = CliRunner().invoke(app, ["list", "presets", "--json"], catch_exceptions=False)
+    assert [row["preset"] for row in json.loads(listed.stdout)] == list(known)
+    with pytest.raises(UnknownNameError, match=next(iter(known))):
+        read_config("nothing")
 
 
 def _metrics(place: Path) -> list[dict[str, Any]]:

@@ -5,23 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
-
 from fedmosaic.cards.card import NAMES, Card, Figure, Results
 from fedmosaic.folder import RunFolder
 from fedmosaic.report import figures
-
-HR = "HR@10, 1 + 99 (percent)"
-Curve = tuple[list[float], list[float], list[float], list[float]]
-
-
-def validation_curve(place: Path) -> Curve:
-    """Rounds, validation HR@10 in percent, seconds so far, and megabytes sent so far per client."""
-    lines = [line for line in RunFolder(place).metrics() if "validation" in line]
-    seconds = np.cumsum([line["seconds"] for line in lines])
-    sent = np.cumsum([line["bytes_up"] for line in lines]) / 1e6
-    values = [100 * line["validation"]["sampled"]["hr@10"] for line in lines]
-    return [float(line["round"]) for line in lines], values, seconds.tolist(), sent.tolist()
+from fedmosaic.report.curves import HR, validation_curve
 
 
 def _runs(card: Card, results: Results, pool: str) -> dict[str, Path]:
@@ -35,7 +22,7 @@ def draw_learning(card: Card, results: Results, folder: Path) -> list[Figure]:
     panels = {}
     for pool in card.pools:
         lines = {row: validation_curve(place) for row, place in _runs(card, results, pool).items()}
-        panels[f"pool {pool}"] = {row: (c[0], c[1]) for row, c in lines.items()}
+        panels[f"pool {pool}"] = {row: (c.rounds, c.values) for row, c in lines.items()}
     figures.save(figures.curves(panels, ["round"] * len(panels), f"validation {HR}"), folder, card.name)
     return [Figure(card.name, f"{card.title}: validation HR@10 by round, one seed.")]
 
@@ -46,8 +33,8 @@ def draw_convergence(card: Card, results: Results, folder: Path) -> list[Figure]
     for pool in card.pools:
         lines = {row: validation_curve(place) for row, place in _runs(card, results, pool).items()}
         panels = {
-            title: {row: (c[at], c[1]) for row, c in lines.items()}
-            for title, at in (("rounds", 0), ("time", 2), ("traffic", 3))
+            title: {row: (getattr(c, x), c.values) for row, c in lines.items()}
+            for title, x in (("by round", "rounds"), ("by time", "seconds"), ("by traffic", "megabytes"))
         }
         labels = ["round", "seconds", "megabytes sent per client"]
         name = f"{card.name}-{pool}"

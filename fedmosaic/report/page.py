@@ -16,6 +16,7 @@ from fedmosaic.errors import RunError, SettingsError
 from fedmosaic.folder import RunFolder, environment
 from fedmosaic.recommender import FederatedRecommender
 from fedmosaic.report import figures
+from fedmosaic.report.curves import HR, validation_curve
 from fedmosaic.run import load_ranks
 
 LIST = 10
@@ -183,17 +184,15 @@ def _figure(name: str, figure: Any, caption: str) -> dict[str, str]:
 
 
 def _curves(runs: Sequence[_Run]) -> list[dict[str, str]]:
-    rounds: dict[str, Any] = {}
-    times: dict[str, Any] = {}
-    for run in runs:
-        lines = [line for line in run.folder.metrics() if "validation" in line]
-        if len(lines) > 1:
-            values = [100 * line["validation"]["sampled"]["hr@10"] for line in lines]
-            rounds[run.name] = ([line["round"] for line in lines], values)
-            times[run.name] = (np.cumsum([line["seconds"] for line in lines]).tolist(), values)
-    if not rounds:
+    lines = {run.name: validation_curve(run.folder.place) for run in runs}
+    lines = {name: line for name, line in lines.items() if len(line.rounds) > 1}
+    if not lines:
         return []
-    drawn = figures.curves({"by round": rounds, "by time": times}, ["round", "seconds"], "validation HR@10, 1 + 99 (%)")
+    panels = {
+        "by round": {name: (line.rounds, line.values) for name, line in lines.items()},
+        "by time": {name: (line.seconds, line.values) for name, line in lines.items()},
+    }
+    drawn = figures.curves(panels, ["round", "seconds"], f"validation {HR}")
     return [_figure("curves", drawn, "Learning: validation HR@10 among 1 + 99 candidates.")]
 
 

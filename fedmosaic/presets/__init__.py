@@ -1,0 +1,1 @@
+"""Settings that were found by `fedmosaic tune`; each file begins with the command that found it."""
