@@ -55,6 +55,10 @@ def run(
     engine: Annotated[str | None, typer.Option(help="auto, loop, simulate or kernel.")] = None,
     config: Annotated[Path | None, typer.Option(help="A settings file or preset; the line wins over it.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/..., named by the settings).")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the clients.")] = 1,
+    rank: Annotated[int, typer.Option(help="Which of them this is, with --rendezvous.")] = 0,
+    rendezvous: Annotated[str | None, typer.Option(help="Where ranks meet: tcp://host:port (else: all here).")] = None,
+    trusted: Annotated[bool, typer.Option("--trusted-network", help="Allow an address beyond this machine.")] = False,
     track: Annotated[str | None, typer.Option(help="Send every round to tensorboard or wandb (offline).")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -63,6 +67,7 @@ def run(
     """Train a method on a data set, select on validation, report the test."""
     from fedmosaic import run as runs
     from fedmosaic.config import Settings, parse_pairs, read_config
+    from fedmosaic.together import run_together
     from fedmosaic.trackers import ending_of, record_of, tracker
 
     words = [w for w in (method, dataset) if w is not None]
@@ -92,7 +97,16 @@ def run(
             if target is not None:
                 target.record(round, record_of(line))
 
-        summary = runs.start(settings, place, data_dir=data_dir, progress=progress)
+        if workers > 1 or rendezvous is not None:
+            shared = run_together(
+                settings, place, workers, rank=rank, rendezvous=rendezvous, trusted=trusted, data_dir=data_dir,
+                progress=progress,
+            )  # fmt: skip
+            if shared is None:
+                return  # a rank that worked along has nothing to report
+            summary = shared
+        else:
+            summary = runs.start(settings, place, data_dir=data_dir, progress=progress)
     if target is not None:
         target.close(ending_of(summary))
     show_summary(summary, as_json)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from fedmosaic.folder import Meter, Position, RunFolder, peak_megabytes
 from fedmosaic.metrics import Ranks, bootstrap
 from fedmosaic.ragged import Ragged
 from fedmosaic.recommender import save_catalogue, training_set
+from fedmosaic.runtime.distributed import Team
+from fedmosaic.runtime.federation import Federation
 from fedmosaic.spectrum import table_summary
 from fedmosaic.store import load_tensors, read_json, save_tensors, write_json
 from fedmosaic.training import Method, Progress, State, Step, TrainingSet, train
@@ -51,9 +54,13 @@ def start(
     data_dir: str | Path | None = None,
     progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    team: Team | None = None,
 ) -> dict[str, Any]:
     """Run from the beginning and return the summary; an interruption costs at most `checkpoint_seconds` of work."""
     method = settings.build()  # a wrong setting is refused before anything is written
+    if team is not None:
+        assert isinstance(method, Federation)
+        method = replace(method, team=team)
     data = settings.load_data(data_dir)
     split = settings.split_data(data)
     folder = RunFolder.create(Path(place), settings, data_dir, data.digest())

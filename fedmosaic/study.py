@@ -23,6 +23,7 @@ from fedmosaic import run as runs
 from fedmosaic.config import Settings
 from fedmosaic.errors import FedmosaicError, RunError
 from fedmosaic.folder import RunFolder
+from fedmosaic.runtime.threads import use_threads
 
 POLL_SECONDS = 0.5
 Where = str | Path | None
@@ -147,13 +148,7 @@ def _collect(progress: Progress, cell: Cell, process: BaseProcess, channel: Conn
 
 def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | None, channel: Connection) -> None:
     """In a process of its own: one run, from its beginning or from where it was cut."""
-    import numba
-    import torch
-
-    # Numba's pool and PyTorch's share an OpenMP setting that the last to start decides: give both the same number.
-    os.environ["NUMBA_NUM_THREADS"] = str(threads)
-    numba.config.reload_config()  # type: ignore[no-untyped-call]
-    torch.set_num_threads(threads)
+    use_threads(threads)
     try:
         folder = RunFolder(place)
         if folder.started:

@@ -101,7 +101,7 @@ def check_chunks(federation: Federation, data: TrainingSet | None = None, tolera
     task = first_task(federation, data)
     whole = simulate.run_round(federation.algorithm, task)
     for size in (1, 2, 7, 1000):
-        part = simulate.run_round(federation.algorithm, task, size)
+        part = simulate.run_round(federation.algorithm, task, list(simulate.chunks(federation.algorithm, task, size)))
         assert_same_round(part, whole, tolerance, f"chunks of {size}")
     if not kernel.unfit(federation.algorithm, arranged):
         bits = {digest(kernel.run_round(federation.algorithm, task, workers).total.totals) for workers in (1, 2, 4)}

@@ -24,7 +24,7 @@ FLOORS = [
     {"config", "recommender"},
     {"folder"},
     {"run"},
-    {"study"},
+    {"study", "together"},
     {"comparison", "tune", "trackers"},
     {"report"},
     {"cards"},

@@ -26,6 +26,7 @@ from fedmosaic.runtime import answer, devices, kernel, loop, simulate
 from fedmosaic.runtime.answer import DeviceScorer
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.devices import Array
+from fedmosaic.runtime.distributed import Team, groups_of
 from fedmosaic.runtime.round import add_noise, apply
 from fedmosaic.training import RoundRecord, State, TrainingSet
 from fedmosaic.tree import Axis
@@ -42,6 +43,7 @@ class Federation:
     participation: float = 1.0
     pooled: bool = False  # one client that holds everybody: central training
     engine: Engine = "auto"
+    team: Team | None = None  # the processes that share the work; none: this one alone
 
     def start(self, data: TrainingSet, seed: int) -> State:
         """Server and devices before round 1."""
@@ -70,7 +72,8 @@ class Federation:
         asked = None
         if probe is not None and self.algorithm.keeps:
             asked = probe if members.size == data.n_users and data.silos is None else probe.take(members)
-        done = self._run(self.algorithm, self.task(data, state, ctx, cohort, asked))
+        task = self.task(data, state, ctx, cohort, asked)
+        done = self._run(self.algorithm, task) if self.team is None else self._share(self.team, task)
         total = add_noise(self.algorithm, done.total, cohort, ctx)
         after = apply(self.algorithm, {**state, **done.held}, total, ctx)
         after["last"] = state["last"].copy()
@@ -164,6 +167,13 @@ class Federation:
         if self.engine == "simulate" or reason:
             return simulate.run_round(algorithm, task)
         return kernel.run_round(algorithm, task)
+
+    def _share(self, team: Team, task: Task) -> Outcome:
+        """The round with others: in the groups this algorithm's engine works in."""
+        general = self.engine == "simulate" or (self.engine == "auto" and kernel.unfit(self.algorithm, task.data))
+        if general:
+            return team.round(simulate.run_round, list(simulate.chunks(self.algorithm, task)), self.algorithm, task)
+        return team.round(lambda a, t, _: self._run(a, t), groups_of(task.cohort), self.algorithm, task)
 
     def _remembered(self, data: TrainingSet, state: State, last: Array, cohort: I64, round: int) -> dict[str, Array]:
         """What a replay of each client's last round needs; tables that no client refers to are dropped."""

@@ -6,7 +6,7 @@ holds only the rows its clients touch. Uploads are summed in fixed point, so chu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -24,12 +24,12 @@ LEAST = 4  # clients that share a chunk however long they are
 FILLED = 0.6  # the shortest client of a chunk has at least this share of the longest one's batch
 
 
-def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS_PER_CHUNK) -> Outcome:
-    """The cohort, chunk by chunk."""
+def run_round(algorithm: Algorithm, task: Task, parts: Sequence[I64] | None = None) -> Outcome:
+    """The cohort, chunk by chunk: in its own chunks, or in given ones (places in the cohort)."""
     total: Sum | None = None
     held: dict[str, list[Stored]] = {}
     probed = None if task.probe is None else np.empty(task.probe.values.size, dtype=np.float32)
-    for chunk in _chunks(algorithm, task, clients_per_chunk):
+    for chunk in chunks(algorithm, task) if parts is None else parts:
         block = work(algorithm, task, task.cohort[chunk], dense=False)
         upload, stays = finish(algorithm, block, task.ctx)
         total = upload if total is None else total + upload
@@ -42,7 +42,7 @@ def run_round(algorithm: Algorithm, task: Task, clients_per_chunk: int = CLIENTS
     return Outcome(total, merge_held(task, held), probed)
 
 
-def _chunks(algorithm: Algorithm, task: Task, size: int) -> Iterator[I64]:
+def chunks(algorithm: Algorithm, task: Task, size: int = CLIENTS_PER_CHUNK) -> Iterator[I64]:
     """Places in the cohort, clients with most examples first; a chunk ends early when it would be mostly padding."""
     members, data = task.data.members(task.cohort), task.data
     drawn = np.where(data.excluded.lengths < data.n_items, algorithm.negatives, 0)  # an empty pool gives none
