@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the work failed, 2 the request was wrong.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -31,6 +32,7 @@ app.add_typer(cli_evidence.app)
 
 def main() -> None:
     """Entry point: library errors become one line and an exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended too
     try:
         app()
     except FedmosaicError as error:
@@ -68,7 +70,7 @@ def run(
     from fedmosaic import run as runs
     from fedmosaic.config import Settings, parse_pairs, read_config
     from fedmosaic.together import run_together
-    from fedmosaic.trackers import ending_of, record_of, tracker
+    from fedmosaic.trackers import Live, name_of
 
     words = [w for w in (method, dataset) if w is not None]
     plain = [w for w in words if "=" not in w]
@@ -88,14 +90,13 @@ def run(
         raise SettingsError("say which METHOD and DATASET to run, for example: fedmosaic run ease ml-100k")
     place = out or runs.default_place(settings)
     note_licence(settings.dataset, data_dir)
-    target = None if track is None else tracker(track, Path("tracked"), place.name, settings.model_dump())
-    with progress_bar(f"{settings.method} on {settings.dataset}", quiet) as bar:
+    live = Live(track, Path("tracked"), name_of(place, settings), settings)
+    with progress_bar(f"{settings.method} on {settings.dataset}", quiet) as bar, live:
 
         def progress(round: int, rounds: int, line: dict[str, Any]) -> None:
             if bar is not None:
                 bar(round, rounds, line)
-            if target is not None:
-                target.record(round, record_of(line))
+            live.record(line)
 
         if workers > 1 or rendezvous is not None:
             shared = run_together(
@@ -107,8 +108,7 @@ def run(
             summary = shared
         else:
             summary = runs.start(settings, place, data_dir=data_dir, progress=progress)
-    if target is not None:
-        target.close(ending_of(summary))
+        live.summary = summary
     show_summary(summary, as_json)
 
 

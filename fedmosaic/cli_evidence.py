@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedmosaic.cli_options import DataDir, Json, Quiet, Workers, note_licence
-from fedmosaic.errors import RunError, UnknownNameError
+from fedmosaic.errors import FedmosaicError, RunError, SettingsError, UnknownNameError
 
 app = typer.Typer()
 POOLS = {"strict": ["strict"], "legacy": ["legacy"], "isolated": ["isolated"], "both": ["legacy", "strict"]}
@@ -18,7 +18,9 @@ POOLS = {"strict": ["strict"], "legacy": ["legacy"], "isolated": ["isolated"], "
 
 @app.command()
 def compare(
-    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods; METHOD:key=value,... sets some.")],
+    methods: Annotated[
+        list[str], typer.Argument(metavar="METHOD...", help="M, M:key=value,... or M@FILE (or preset).")
+    ],
     data: Annotated[str, typer.Option("--data", help="A data set or a file.")],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, ...")] = 3,
     pool: Annotated[str, typer.Option(help="strict, legacy, isolated, or both (legacy and strict).")] = "strict",
@@ -43,10 +45,13 @@ def compare(
         raise UnknownNameError("table format", form, FORMATS)
     if pool not in POOLS:
         raise UnknownNameError("pool", pool, POOLS)
-    planned = plan(contenders(methods), data, POOLS[pool], range(seeds), parse_pairs(settings or []))
+    planned = plan(contenders(methods), data, POOLS[pool], range(seeds), parse_pairs(settings or []), baseline)
     note_licence(data, data_dir)
     with study_progress(quiet) as tell:
         progress = run_study([s for _, s in planned], runs, workers=workers, data_dir=data_dir, tell=tell)
+    failures = [f"{cell.title} failed: {reason}" for cell, reason in progress.failed]
+    if len(failures) == progress.total:
+        raise RunError("; ".join(failures))
     found = gather(planned, runs, baseline)
     if as_json:
         print(json.dumps({**vars(found), "rows": [r.plain() for r in found.rows]}))
@@ -54,8 +59,8 @@ def compare(
         comparison_table(found).show()
     else:
         print(comparison_table(found).render(form))
-    if progress.failed:
-        raise RunError("; ".join(f"{cell.title} failed: {reason}" for cell, reason in progress.failed))
+    if failures:
+        raise RunError("; ".join(failures))
 
 
 @app.command()
@@ -82,7 +87,10 @@ def reproduce(
     failed = []
     if not gather:
         for name in dict.fromkeys(c.data for one in cards for c in one.chosen(quick)):
-            note_licence(name, data_dir)
+            try:
+                note_licence(name, data_dir)
+            except FedmosaicError as error:  # its runs will fail and be named; the others go on
+                print(f"note: {error}", file=sys.stderr)
         with study_progress(quiet) as tell:
             failed = book.run_cards(cards, results, workers=workers, tell=tell).failed
     if out is not None:
@@ -137,6 +145,8 @@ def tune(
     given = parse_pairs(pairs or [])
     settings = Settings.make(method, dataset, given)
     chosen = parse_space(space) if space else default_space(method)
+    if twice := [key for key in chosen if space and key in given]:
+        raise SettingsError(f"{twice[0]} is given a value and a --space; choose one")
     search = Search(settings, trials, {k: v for k, v in chosen.items() if k not in given})
     note_licence(dataset, data_dir)
     with progress_bar(f"tune {method} on {dataset}", quiet) as progress:
@@ -144,7 +154,7 @@ def tune(
         if progress is not None:
 
             def tell(done: int, total: int, best: float) -> None:
-                progress(done, total, {"validation": {"sampled": {"hr@10": best}}})
+                progress(done, total, {"unit": "trial", "note": f"best validation {settings.select} {best:.4f}"})
 
         found = search_for(search, file, data_dir, tell)
     name = f"{method}-{Path(dataset).name.split('.')[0]}-{settings.pool}"

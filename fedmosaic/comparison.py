@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from fedmosaic import zoo
-from fedmosaic.config import Settings, parse_pairs
-from fedmosaic.errors import FedmosaicError, RunError, SettingsError
+from fedmosaic.config import Settings, parse_pairs, read_config
+from fedmosaic.errors import RunError, SettingsError, UnknownNameError
 from fedmosaic.folder import RunFolder
 from fedmosaic.metrics import F64, Interval, Paired, Ranks, bootstrap, paired_test
 from fedmosaic.run import load_ranks
+from fedmosaic.store import read_json
 from fedmosaic.study import cells
 
 ALWAYS = ("popularity", "local-only:rounds=30")
@@ -29,7 +30,10 @@ CUT = 10
 
 @dataclass(frozen=True)
 class Contender:
-    """A method with some settings changed, as written on the command line: `pfedrec` or `pfedrec:noise=0.1,dim=16`."""
+    """A method with some of its settings changed, as on the command line.
+
+    `pfedrec`, `pfedrec:noise=0.1,dim=16`, or `pfedrec@FILE` with the settings of a file or preset.
+    """
 
     name: str
     method: str
@@ -42,45 +46,59 @@ class Contender:
         >>> Contender.parse("pfedrec:noise=0.1,dim=16").given
         {'noise': '0.1', 'dim': 16}
         """
-        method, _, rest = text.partition(":")
-        zoo.entry(method)
-        return cls(text, method, parse_pairs([w for w in rest.split(",") if w]))
+        head, _, rest = text.partition(":")
+        method, _, file = head.partition("@")
+        known = zoo.entry(method).settings.model_fields
+        given = parse_pairs([w for w in rest.split(",") if w])
+        for key in given:
+            if key not in known:
+                raise UnknownNameError(f"setting of method {method}", key, known, "what all rows share goes to --set")
+        if file:
+            base = read_config(file)
+            if base.method != method:
+                raise SettingsError(f"{file} holds settings of {base.method}, not of {method}")
+            given = {**base.method_settings, **given}
+        return cls(text, method, given)
 
 
 def contenders(texts: Sequence[str]) -> list[Contender]:
-    """Those asked for, and the references that stand in every table."""
-    found = [Contender.parse(text) for text in texts]
-    names = {c.name for c in found}
-    return [*(Contender.parse(name) for name in ALWAYS if name not in names), *found]
+    """Those asked for, each once, and the references that stand in every table."""
+    found = [Contender.parse(text) for text in dict.fromkeys(texts)]
+    names = {c.method for c in found}
+    return [*(c for c in map(Contender.parse, ALWAYS) if c.method not in names), *found]
 
 
 def plan(
-    who: Sequence[Contender], dataset: str, pools: Sequence[str], seeds: Sequence[int], common: Mapping[str, Any]
+    who: Sequence[Contender],
+    dataset: str,
+    pools: Sequence[str],
+    seeds: Sequence[int],
+    common: Mapping[str, Any],
+    baseline: str | None = None,
 ) -> list[tuple[Contender, Settings]]:
-    """Every run of a comparison; a common setting goes to the methods that accept it, and at least one must."""
-    run_keys = set(Settings.model_fields)
-    accepted = {c.name: {k for k, v in common.items() if k in run_keys or _accepts(c.method, k, v)} for c in who}
+    """Every run of a comparison; a common setting goes to the run, or to the methods that have it."""
+    names = [c.name for c in who]
+    if baseline is not None and baseline not in names:
+        raise SettingsError(f"the baseline {baseline!r} is not among the rows: {', '.join(names)}")
     for key in common:
-        if not any(key in keys for keys in accepted.values()):
-            raise SettingsError(
-                f"no method here accepts {key}={common[key]}; `fedmosaic describe METHOD` lists settings"
-            )
+        if key in ("pool", "seed", "dataset", "method"):
+            raise SettingsError(f"{key} differs between the runs of a comparison; it is an option or an argument")
+        if key not in Settings.model_fields and not any(_has(c.method, key) for c in who):
+            raise SettingsError(f"no method here has a setting {key!r}; see `fedmosaic describe METHOD`")
     found = []
     for pool in pools:
         for one in who:
-            shared = {k: v for k, v in common.items() if k in accepted[one.name]}
+            shared = {k: v for k, v in common.items() if k in Settings.model_fields or _has(one.method, k)}
             for seed in seeds:
                 given = {**shared, **one.given, "pool": pool, "seed": seed}
                 found.append((one, Settings.make(one.method, dataset, given)))
     return found
 
 
-def _accepts(method: str, key: str, value: Any) -> bool:
-    try:
-        zoo.entry(method).build({key: value})
-    except FedmosaicError:
-        return False
-    return True
+def _has(method: str, key: str) -> bool:
+    """Whether a method has a setting to change; one-shot methods have one round, which is none."""
+    fields = zoo.entry(method).settings.model_fields
+    return key in fields and not (key == "rounds" and any(getattr(m, "le", None) == 1 for m in fields[key].metadata))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +109,7 @@ class Row:
     pool: str
     seeds: tuple[int, ...]
     mean: dict[str, float]
-    deviation: dict[str, float]
+    deviation: dict[str, float | None]  # none: one seed has no spread
     interval: dict[str, Interval]
     paired: dict[str, Paired]  # against the baseline; empty for the baseline itself and for chance
     cost: dict[str, float]
@@ -113,6 +131,7 @@ class Comparison:
     dataset: str
     baseline: str
     protocol: str
+    candidates: int  # beside the held-out item, in the sampled ranking
     rows: tuple[Row, ...]
     missing: tuple[str, ...] = ()
 
@@ -134,17 +153,18 @@ def compare(planned: Sequence[tuple[Contender, Settings]], parent: str | Path, b
             missing.append(cell.title)
     if not groups:
         raise RunError("none of the runs is finished, so there is nothing to compare")
-    names = [one.name for one, _ in planned]
-    if baseline not in names:
-        raise SettingsError(f"the baseline {baseline!r} is not among the methods: {', '.join(dict.fromkeys(names))}")
+    digests = {read_json(p / "env.json")["data"] for places in groups.values() for p in places}
+    if len(digests) > 1:
+        raise RunError("these runs were made on different data; run the comparison again")
     rows: list[Row] = []
     for pool, members in groupby(groups.items(), key=lambda g: g[0][0]):
         found = {name: _Users.of(places) for (_, name), places in members}
         first = next(iter(found.values()))
         rows.append(_row("chance", pool, first.chance(), None))
         rows += [_row(name, pool, u, None if name == baseline else found.get(baseline)) for name, u in found.items()]
-    summary = RunFolder(groups[next(iter(groups))][0]).summary()
-    return Comparison(summary["dataset"], baseline, _without_pool(summary["protocol"]), tuple(rows), tuple(missing))
+    summary, settings = RunFolder(groups[next(iter(groups))][0]).summary(), planned[0][1]
+    protocol = _without_pool(summary["protocol"])
+    return Comparison(settings.dataset, baseline, protocol, settings.candidates, tuple(rows), tuple(missing))
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +192,7 @@ def _row(name: str, pool: str, users: _Users, baseline: _Users | None) -> Row:
     for protocol, metric in COLUMNS:
         key, values = key_of(protocol, metric), users.values(protocol, metric)
         mean[key] = float(values.mean())
-        deviation[key] = float(values.mean(1).std(ddof=1)) if len(values) > 1 else 0.0
+        deviation[key] = float(values.mean(1).std(ddof=1)) if len(values) > 1 else None
         interval[key] = bootstrap(values.mean(0), samples=1000)
         if baseline is not None and metric == "hr":
             paired[key] = paired_test(values.mean(0), baseline.values(protocol, metric).mean(0), samples=2000)

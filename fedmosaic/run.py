@@ -191,6 +191,7 @@ def _summary(
         "rounds": last.round,
         "best_round": at.round,
         "protocol": settings.protocol(split.rule),
+        "candidates": settings.candidates,
         **{str(part): found.summary() for part, found in evaluations.items()},
         "interval": {
             name: vars(bootstrap(ranks.per_user("hr", 10)))

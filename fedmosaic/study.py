@@ -7,11 +7,13 @@ of its own, so that its memory is its own and one that is killed takes nothing w
 from __future__ import annotations
 
 import fcntl
+import json
 import multiprocessing as mp
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -24,8 +26,13 @@ from fedmosaic.config import Settings
 from fedmosaic.errors import FedmosaicError, RunError
 from fedmosaic.folder import RunFolder
 from fedmosaic.runtime.threads import use_threads
+from fedmosaic.store import read_json
 
 POLL_SECONDS = 0.5
+DATA_SETTINGS = (  # that decide which interactions a run sees
+    "dataset", "user", "item", "rating", "time", "separator", "header", "encoding", "min_rating", "min_user_rows",
+    "lenient", "users", "items", "per_user",
+)  # fmt: skip
 Where = str | Path | None
 
 
@@ -87,13 +94,18 @@ def run_study(
     workers: int | None = None,
     data_dir: Where = None,
     largest: int | None = None,
+    keep: Collection[str] = (),
     tell: Tell | None = None,
 ) -> Progress:
-    """Run what is not finished yet, `workers` at a time; trained states of over `largest` bytes are dropped."""
+    """Run what is not finished yet on this data, `workers` at a time.
+
+    Trained states of over `largest` bytes are dropped, but for the settings whose key is in `keep`.
+    """
     Path(parent).mkdir(parents=True, exist_ok=True)
     every = cells(settings, parent)
     with _alone(Path(parent)):
-        waiting = [c for c in every if not RunFolder(c.place).finished]
+        known: dict[str, str] = {}
+        waiting = [c for c in every if not _current(c, data_dir, known)]
         progress = Progress(len(every), skipped=len(every) - len(waiting))
         count = max(1, min(workers or os.cpu_count() or 1, max(len(waiting), 1)))
         threads = max(1, (os.cpu_count() or 1) // count)
@@ -102,7 +114,8 @@ def run_study(
             while waiting or active:
                 while waiting and len(active) < count:
                     cell = waiting.pop(0)
-                    active.append((cell, *_launch(cell, data_dir, threads, largest)))
+                    limit = None if cell.settings.key() in keep else largest
+                    active.append((cell, *_launch(cell, data_dir, threads, limit)))
                 _report(progress, [cell for cell, _, _ in active], tell)
                 wait([process.sentinel for _, process, _ in active], POLL_SECONDS)
                 for entry in [e for e in active if not e[1].is_alive()]:
@@ -116,6 +129,20 @@ def run_study(
     return progress
 
 
+def _current(cell: Cell, data_dir: Where, known: dict[str, str]) -> bool:
+    """Whether a cell is finished, and on the data that its settings name today (`known`: digests met so far)."""
+    folder = RunFolder(cell.place)
+    if not folder.finished:
+        return False
+    source = json.dumps(cell.settings.model_dump(include=set(DATA_SETTINGS)), sort_keys=True)
+    if source not in known:
+        try:
+            known[source] = cell.settings.load_data(data_dir).digest()
+        except FedmosaicError:  # what was done stays done where its data cannot be had any more
+            known[source] = ""
+    return known[source] in ("", read_json(cell.place / "env.json").get("data"))
+
+
 def _report(progress: Progress, running: list[Cell], tell: Tell | None) -> None:
     progress.running = running
     if tell is not None:
@@ -126,7 +153,7 @@ def _launch(cell: Cell, data_dir: Where, threads: int, largest: int | None) -> t
     # A fork server imports the library once; every cell is then a fresh process that costs next to nothing to start.
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["fedmosaic.study"])
-    ours, theirs = context.Pipe(duplex=False)
+    ours, theirs = context.Pipe()
     arguments = (cell.settings.to_toml(), str(cell.place), data_dir, threads, largest, theirs)
     process = context.Process(target=_work, args=arguments, daemon=True)
     process.start()
@@ -148,13 +175,15 @@ def _collect(progress: Progress, cell: Cell, process: BaseProcess, channel: Conn
 
 def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | None, channel: Connection) -> None:
     """In a process of its own: one run, from its beginning or from where it was cut."""
+    _end_with_parent(channel)
     use_threads(threads)
     try:
         folder = RunFolder(place)
-        if folder.started:
+        settings = Settings.from_toml(toml)
+        if folder.started and not folder.finished and _same_data(folder, settings, data_dir):
             runs.resume(place, data_dir=data_dir)
         else:
-            runs.start(Settings.from_toml(toml), place, data_dir=data_dir)
+            runs.start(settings, place, data_dir=data_dir)
         folder.trim(largest)
     except FedmosaicError as error:
         channel.send(str(error))
@@ -162,6 +191,21 @@ def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | N
     except Exception:
         channel.send(traceback.format_exc(limit=-4))
         sys.exit(1)
+
+
+def _same_data(folder: RunFolder, settings: Settings, data_dir: Where) -> bool:
+    return bool(read_json(folder.place / "env.json").get("data") == settings.load_data(data_dir).digest())
+
+
+def _end_with_parent(channel: Connection) -> None:
+    """A study that is killed takes its workers with it: nobody ever writes here, so what can be read is the end."""
+
+    def watch() -> None:
+        with suppress(EOFError, OSError):
+            channel.recv()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

@@ -6,10 +6,13 @@ Nothing in training knows of them: `fedmosaic track RUN...` exports finished or 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedmosaic.config import Settings
 from fedmosaic.errors import SettingsError, UnknownNameError
 from fedmosaic.folder import RunFolder
 
@@ -47,6 +50,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise SettingsError("TensorBoard is not installed: pip install 'fedmosaic[trackers]'") from None
+        shutil.rmtree(folder / name, ignore_errors=True)  # exported again: in place of what was there
         self.writer: Any = SummaryWriter(str(folder / name))
         self.writer.add_text("settings", "\n".join(f"    {k} = {v}" for k, v in settings.items()))
 
@@ -102,6 +106,12 @@ def tracker(kind: str, folder: Path, name: str, settings: Mapping[str, Any]) -> 
     return found
 
 
+def name_of(place: Path, settings: Settings) -> str:
+    """A run's name among others: its folder and its settings' key, since folders of the same name lie elsewhere."""
+    name = place.resolve().name
+    return name if name.endswith(settings.key()) else f"{name}-{settings.key()}"
+
+
 def record_of(line: Mapping[str, Any]) -> dict[str, float]:
     """A round's numbers, its own number left out."""
     return {name: value for name, value in flat(line) if name != "round"}
@@ -112,10 +122,34 @@ def ending_of(summary: Mapping[str, Any]) -> dict[str, float]:
     return dict(flat({k: summary[k] for k in ("test", "cost", "table") if k in summary}))
 
 
+class Live:
+    """A tracker that follows a run: opened by its first record, closed with the run's summary or without."""
+
+    def __init__(self, kind: str | None, folder: Path, name: str, settings: Settings) -> None:
+        if kind is not None and kind not in KINDS:
+            raise UnknownNameError("tracker", kind, KINDS)
+        self.make = None if kind is None else partial(tracker, kind, folder, name, settings.model_dump())
+        self.target: Tracker | None = None
+        self.summary: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Live:
+        return self
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """A round's record, as the run writes it."""
+        if self.make is not None:
+            self.target = self.target or self.make()
+            self.target.record(int(line["round"]), record_of(line))
+
+    def __exit__(self, *_: object) -> None:
+        if self.target is not None:
+            self.target.close(ending_of(self.summary))
+
+
 def export(place: str | Path, kind: str, folder: Path) -> int:
     """Send a run's records, and its summary if it has one; returns the number of rounds."""
     run = RunFolder.open(place)
-    target = tracker(kind, folder, run.place.name, run.settings().model_dump())
+    target = tracker(kind, folder, name_of(run.place, run.settings()), run.settings().model_dump())
     lines = run.metrics()
     for line in lines:
         target.record(int(line["round"]), record_of(line))

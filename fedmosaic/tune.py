@@ -18,7 +18,7 @@ from fedmosaic import zoo
 from fedmosaic.config import Settings
 from fedmosaic.data.negatives import draw_candidates
 from fedmosaic.data.split import Split
-from fedmosaic.errors import FedmosaicError, RunError, ScoreError, SettingsError
+from fedmosaic.errors import RunError, ScoreError, SettingsError
 from fedmosaic.evaluate import evaluate, make_probe, rank_probe
 from fedmosaic.folder import environment
 from fedmosaic.recommender import training_set
@@ -48,12 +48,10 @@ class Search:
     trials: int
     space: Mapping[str, Choice]
 
-    @property
-    def name(self) -> str:
-        """One study per method, data, pool, rounds and space: only equal searches continue each other."""
-        s = self.settings
+    def name(self, digest: str) -> str:
+        """One study per settings, data and space: only equal searches continue each other."""
         space = {k: list(v) for k, v in self.space.items()}
-        return json.dumps([s.model_dump(), space], sort_keys=True, default=str)
+        return json.dumps([self.settings.model_dump(), space, digest], sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,11 @@ def parse_space(texts: list[str]) -> dict[str, Choice]:
 
 
 def tune(search: Search, file: Path, data_dir: str | Path | None = None, tell: Tell | None = None) -> Found:
-    """Run the trials that are still missing; equal searches on one file continue each other."""
+    """Run the trials that are still missing; equal searches on one file continue, or share, each other's.
+
+    The first trial is the settings as they were given. Only trials that ended (or were cut short by the pruner) count:
+    an interrupted one is made again.
+    """
     try:
         import optuna
         from optuna.storages.journal import JournalFileBackend
@@ -111,47 +113,50 @@ def tune(search: Search, file: Path, data_dir: str | Path | None = None, tell: T
         raise SettingsError("tuning needs Optuna: pip install 'fedmosaic[tune]'") from None
     if not search.space:
         raise SettingsError(f"{search.settings.method} has nothing to tune; name a --space")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    for end in (0, -1):  # both ends of every range must be settings
+        _with(
+            search.settings,
+            {**search.settings.method_settings, **{k: _cast(search, k, v[end]) for k, v in search.space.items()}},
+        )
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     file.parent.mkdir(parents=True, exist_ok=True)
-    split = search.settings.split_data(search.settings.load_data(data_dir))
+    data = search.settings.load_data(data_dir)
+    split = search.settings.split_data(data)
     if not split.validation.values.size:
         raise SettingsError("tuning needs validation items; this split holds out none")
     study = optuna.create_study(
         storage=optuna.storages.JournalStorage(JournalFileBackend(str(file))),
-        sampler=optuna.samplers.TPESampler(),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=5),
-        study_name=search.name,
+        study_name=search.name(data.digest()),
         direction="maximize",
         load_if_exists=True,
     )
-    ended = [t for t in study.trials if t.state.is_finished()]
-    # a continued search must not draw again what it drew when it began
-    study.sampler = optuna.samplers.TPESampler(seed=search.settings.seed + len(ended))
-    if not study.trials and _defaults(search):  # the defaults are a trial like any other
-        study.enqueue_trial(_defaults(search))
-    for number in range(len(ended), search.trials):
+    while len(ended := _ended(study)) < search.trials:
+        # a continued search must not draw again what it drew when it began
+        study.sampler = optuna.samplers.TPESampler(seed=search.settings.seed + len(study.trials))
         study.optimize(lambda trial: _try(search, split, trial), n_trials=1)
         if tell is not None:
-            tell(number + 1, search.trials, _best(study))
-    if _best(study) < 0:
-        raise RunError("no trial came to a result; every setting in the space made training diverge")
-    pruned = sum(t.state == optuna.trial.TrialState.PRUNED for t in study.trials)
-    given = {**search.settings.method_settings, **study.best_params}
-    return Found(_with(search.settings, given), study.best_value, len(study.trials), pruned)
+            ended = _ended(study)
+            tell(len(ended), search.trials, max((t.value for t in ended if t.state.name == "COMPLETE"), default=0.0))
+    whole = [t for t in ended if t.state.name == "COMPLETE"]
+    if not whole:
+        raise RunError("every setting that was tried made training diverge; name a --space of smaller rates")
+    best = max(whole, key=lambda t: t.value)
+    given = {**search.settings.method_settings, **({} if best.user_attrs.get("given") else best.params)}
+    return Found(_with(search.settings, given), best.value, len(ended), len(ended) - len(whole))
 
 
-def _defaults(search: Search) -> dict[str, Any]:
-    found = zoo.entry(search.settings.method).settings(**search.settings.method_settings).model_dump()
-    return {k: v for k, v in found.items() if isinstance(v, float) and _inside(v, search.space.get(k))}
+def _ended(study: Any) -> list[Any]:
+    """Trials that came to a result or were cut short, in order."""
+    from optuna.trial import TrialState
+
+    return list(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
 
 
-def _inside(value: float, choice: Choice | None) -> bool:
-    return isinstance(choice, tuple) and choice[0] <= value <= choice[1]
-
-
-def _best(study: Any) -> float:
-    values = [t.value for t in study.trials if t.value is not None]
-    return max(values, default=-1.0)
+def _cast(search: Search, name: str, value: Any) -> Any:
+    """Whole numbers for settings that are whole numbers."""
+    whole = zoo.entry(search.settings.method).settings.model_fields
+    return round(value) if name in whole and whole[name].annotation is int and isinstance(value, float) else value
 
 
 def _with(settings: Settings, given: Mapping[str, Any]) -> Settings:
@@ -160,22 +165,25 @@ def _with(settings: Settings, given: Mapping[str, Any]) -> Settings:
 
 
 def _try(search: Search, split: Split, trial: Any) -> float:
-    """The best validation value of a training with the trial's settings; cut short where it lags."""
+    """The best validation value of a training with the trial's settings; cut short where it lags or diverges."""
     import optuna
 
     given = dict(search.settings.method_settings)
-    for name, choice in search.space.items():
-        if isinstance(choice, list):
-            given[name] = trial.suggest_categorical(name, choice)
-        else:
-            given[name] = trial.suggest_float(name, *choice, log=True)
-    settings = _with(search.settings, given)
+    if not any(t.user_attrs.get("given") for t in _ended(trial.study)):
+        trial.set_user_attr("given", True)
+    else:
+        for name, choice in search.space.items():
+            if isinstance(choice, list):
+                given[name] = trial.suggest_categorical(name, choice)
+            elif isinstance(_cast(search, name, choice[0]), int):
+                given[name] = trial.suggest_int(name, round(choice[0]), round(choice[1]), log=True)
+            else:
+                given[name] = trial.suggest_float(name, *choice, log=True)
     try:
-        return _train(settings, split, trial)
-    except (ScoreError, FloatingPointError):  # it diverged: as bad as can be
-        return 0.0
-    except FedmosaicError as error:
-        raise optuna.TrialPruned(str(error)) from None
+        return _train(_with(search.settings, given), split, trial)
+    except (ScoreError, FloatingPointError):
+        trial.set_user_attr("diverged", True)
+        raise optuna.TrialPruned from None
 
 
 def _train(settings: Settings, split: Split, trial: Any) -> float:
@@ -188,6 +196,8 @@ def _train(settings: Settings, split: Split, trial: Any) -> float:
     name, cut = metric.split("@")
     best = 0.0
     for step in train(method, data, settings.seed, probe=probe):
+        if step.round % settings.evaluate_every and step.round != method.rounds:
+            continue
         if step.answers is not None and protocol == "sampled":
             value = rank_probe(step.answers, probe, split.validation).mean(name, int(cut))
         else:

@@ -86,7 +86,9 @@ def test_every_drawing_is_written_twice(
     monkeypatch.setattr(draw_land, "POINTS", {"zero-mean": 3, "filter": 3, "paper": 3})
     monkeypatch.setattr(draw_spectra, "CLIENTS", 2)
     cards, results = shelf
-    drawn = book.draw(cards[name], results, tmp_path)
+    draw = cards[name].draw
+    assert draw is not None
+    drawn = draw(cards[name], results, tmp_path)
     assert drawn
     for figure in drawn:
         assert (tmp_path / f"{figure.name}.svg").read_text().lstrip().startswith("<?xml")

@@ -69,8 +69,33 @@ def test_the_page_works_in_a_browser(runs: list[Path], tmp_path: Path) -> None:
 def test_the_page_refuses_what_is_not_finished(tmp_path: Path, runs: list[Path]) -> None:
     with pytest.raises(RunError, match="not a run folder"):
         write_page([tmp_path], tmp_path / "report.html")
+    shutil.copytree(runs[0], tmp_path / "cut")
+    (tmp_path / "cut" / "summary.json").unlink()
+    with pytest.raises(RunError, match="not finished"):
+        write_page([tmp_path / "cut"], tmp_path / "report.html")
     result = CliRunner().invoke(app, ["report", str(runs[0]), "-o", str(tmp_path / "r.html"), "-q"])
     assert "MB" in result.stdout
+
+
+def test_runs_keep_their_names_and_groups_apart(tmp_path: Path) -> None:
+    """Equal methods with other selection, other candidates, several hidden items: no name, list or user is merged."""
+    extras: dict[str, dict[str, Any]] = {
+        "a": {},
+        "b": {"select": "full:ndcg@10"},
+        "c": {"candidates": 5},
+        "d": {"users": 50},
+        "e": {"split": "ratio", "test_share": 0.3},
+    }
+    for name, extra in extras.items():
+        start(Settings.make("fedmf", "synthetic", {**SMALL, **extra}), tmp_path / name)
+    text = write_page([tmp_path / n for n in "abcdea"], tmp_path / "report.html", users=3).read_text()
+    panel = json.loads(re.search(r'id="panel">(.*?)</script>', text, re.S)[1])  # type: ignore[index]
+    assert len(panel) == 4  # a and b hid the same items
+    for group in panel:
+        for person in group["people"].values():
+            assert all(len(items) == 10 for items in person["lists"].values())
+    assert [len(next(iter(g["people"].values()))["lists"]) for g in panel] == [2, 1, 1, 1]
+    assert "1+5 HR@10" in text
 
 
 def test_every_method_has_a_space_or_nothing_to_tune() -> None:
@@ -127,7 +152,15 @@ def _metrics(place: Path) -> list[dict[str, Any]]:
 def test_settings_that_diverge_lose_and_bad_spaces_are_refused(tmp_path: Path) -> None:
     settings = Settings.make("fedmf", "synthetic", SMALL)
     space = {"score_rate": (1e30, 1e32)}
-    assert tune(Search(settings, 1, space), tmp_path / "tune.log").value == 0
+    found = tune(Search(settings, 2, space), tmp_path / "tune.log")
+    assert (found.pruned, found.settings) == (1, settings)  # the settings as given won
+    broken = Settings.make("fedmf", "synthetic", {**SMALL, "score_rate": 1e31})
+    with pytest.raises(RunError, match="diverge"):
+        tune(Search(broken, 2, space), tmp_path / "tune.log")
+    with pytest.raises(SettingsError, match="dim"):
+        tune(Search(settings, 2, parse_space(["dim=0.1:8"])), tmp_path / "tune.log")
+    whole = tune(Search(settings, 3, parse_space(["dim=2:8"])), tmp_path / "tune.log")
+    assert isinstance(whole.settings.method_settings["dim"], int)
     for wrong in ("rate", "rate=3:1", "rate=a:b"):
         with pytest.raises(SettingsError):
             parse_space([wrong])
@@ -143,14 +176,27 @@ def test_tensorboard_reads_the_same_records(runs: list[Path], tmp_path: Path) ->
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert export(runs[0], "tensorboard", tmp_path) == 4
-    events = EventAccumulator(str(tmp_path / runs[0].name))
+    for _ in range(2):  # as often as one likes
+        assert export(runs[0], "tensorboard", tmp_path) == 4
+    (folder,) = tmp_path.glob("fedmf-strict-*")
+    events = EventAccumulator(str(folder))
     events.Reload()
     points = [(e.step, pytest.approx(e.value, rel=1e-5)) for e in events.Scalars("validation/sampled/hr@10")]
     assert points == [(line["round"], line["validation"]["sampled"]["hr@10"]) for line in _metrics(runs[0])]
     assert events.Scalars("summary/test/full/hr@10")
     with pytest.raises(UnknownNameError, match="tensorboard"):
         export(runs[0], "mlflow", tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "fedmf", "synthetic", *(f"{k}={v}" for k, v in SMALL.items()), "-q", "--out", "here"]
+    CliRunner().invoke(app, [*words, "--track", "tensorboard"], catch_exceptions=False)
+    assert len(list(tmp_path.glob("tracked/here-*/events*"))) == 1
+    with pytest.raises(UnknownNameError, match="wandb"):
+        CliRunner().invoke(app, [*words, "--track", "paper"], catch_exceptions=False)
 
 
 @pytest.mark.filterwarnings("ignore")

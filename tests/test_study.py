@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,7 +21,7 @@ from fedmosaic.config import Settings
 from fedmosaic.errors import RunError, SettingsError, UnknownNameError
 from fedmosaic.folder import RunFolder
 from fedmosaic.report.tables import Table, comparison_table
-from fedmosaic.run import start
+from fedmosaic.run import load_ranks, start
 from fedmosaic.study import cells, run_study
 
 TOY: dict[str, Any] = {"users": 60, "items": 40, "per_user": 8}
@@ -44,8 +48,10 @@ def test_a_study_runs_each_cell_once_and_resumes_what_was_cut(tmp_path: Path) ->
     with pytest.raises(StopError):
         start(settings[0], whole[0].place, progress=stop, checkpoint_seconds=0)
     assert whole[0].done == 2
+    before = RunFolder(whole[0].place).metrics()
     first = run_study(settings, tmp_path / "study", workers=2)
     assert (len(first.finished), first.skipped, first.failed) == (2, 0, [])
+    assert RunFolder(whole[0].place).metrics()[:1] == before[:1], "rounds that were done were run again"
     again = run_study(settings, tmp_path / "study", workers=2)
     assert (len(again.finished), again.skipped) == (0, 2)
     start(settings[0], tmp_path / "alone")
@@ -66,6 +72,41 @@ def test_a_failing_cell_is_named_and_does_not_stop_the_others(tmp_path: Path) ->
     assert cell.settings == missing
     assert [c.settings.method for c in progress.finished] == ["popularity"]
     assert told[-1] == 2
+
+
+def test_changed_data_is_not_taken_for_done(tmp_path: Path) -> None:
+    shop = tmp_path / "shop.csv"
+    rows = [(u, (3 * u + k) % 11) for u in range(20) for k in range(5)]
+    shop.write_text("user,item\n" + "".join(f"u{u},i{i}\n" for u, i in rows))
+    settings = Settings.make("popularity", str(shop))
+    assert len(run_study([settings], tmp_path / "runs").finished) == 1
+    assert run_study([settings], tmp_path / "runs").skipped == 1
+    shop.write_text("user,item\n" + "".join(f"u{u},i{(i + u) % 11}\n" for u, i in rows))
+    assert len(run_study([settings], tmp_path / "runs").finished) == 1
+
+
+def test_states_that_are_asked_for_are_kept(tmp_path: Path) -> None:
+    settings = toy("fedmf")
+    run_study([settings], tmp_path, largest=10, keep={settings.key()})
+    assert RunFolder(cells([settings], tmp_path)[0].place).recommender().recommend(k=2).height == 120
+
+
+def test_a_killed_study_takes_its_workers_with_it(tmp_path: Path) -> None:
+    words = ["compare", "fedmf", "--data", "synthetic", "--seeds", "1", "--runs", str(tmp_path), "-q"]
+    extra = [part for k, v in {**SMALL, "rounds": 100_000}.items() for part in ("--set", f"{k}={v}")]
+    parent = subprocess.Popen([sys.executable, "-m", "fedmosaic", *words, *extra])
+    (cell,) = cells([toy("fedmf", rounds=100_000)], tmp_path)
+    for _ in range(600):
+        if cell.done > 3:
+            break
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    time.sleep(1)
+    done = cell.done
+    assert done > 3
+    time.sleep(1)
+    assert cell.done == done
 
 
 def test_large_states_are_dropped_on_request(tmp_path: Path) -> None:
@@ -129,10 +170,62 @@ def test_latex_and_markdown_escape_what_would_break_them() -> None:
 
 
 def test_a_plan_refuses_what_nobody_knows() -> None:
-    with pytest.raises(SettingsError, match="no method here accepts nonsense=1"):
-        plan([Contender.parse("fedmf")], "synthetic", ["strict"], [0], {"nonsense": 1})
+    who = [Contender.parse("fedmf")]
+    for common, words in (({"nonsense": 1}, "'nonsense'"), ({"pool": "legacy"}, "pool differs"), ({"dim": -1}, "dim")):
+        with pytest.raises(SettingsError, match=words):
+            plan(who, "synthetic", ["strict"], [0], common)
+    with pytest.raises(SettingsError, match="baseline 'fedmfx'"):
+        plan(who, "synthetic", ["strict"], [0], {}, "fedmfx")
+    for text in ("fedmf:pool=legacy", "fedmf:users=50", "fedmf:nonsense=1"):
+        with pytest.raises(UnknownNameError, match="--set"):
+            Contender.parse(text)
     with pytest.raises(UnknownNameError, match="fedmfx"):
         Contender.parse("fedmfx")
+
+
+def test_common_settings_go_to_all_that_have_them_together() -> None:
+    who = contenders(["fedrap", "fedmf", "fedmf"])
+    planned = {
+        c.name: s.method_settings for c, s in plan(who, "synthetic", ["strict"], [0], {"clip": 0.1, "noise": 1.0})
+    }
+    assert planned["fedrap"] == {"clip": 0.1, "noise": 1.0}
+    assert planned["fedmf"] == {"noise": 1.0}
+    assert planned["popularity"] == {}
+    assert len(planned) == 4
+
+
+def test_a_settings_file_can_contend(tmp_path: Path) -> None:
+    (tmp_path / "found.toml").write_text(toy("fedmf", score_rate=0.3).to_toml())
+    one = Contender.parse(f"fedmf@{tmp_path / 'found.toml'}")
+    assert one.given["score_rate"] == 0.3
+    with pytest.raises(SettingsError, match="settings of fedmf, not of pfedrec"):
+        Contender.parse(f"pfedrec@{tmp_path / 'found.toml'}")
+
+
+def test_deviations_and_tests_are_what_they_say(small_comparison: tuple[Comparison, Path]) -> None:
+    rows = {(r.name, r.pool): r for r in small_comparison[0].rows}
+    row, base = rows["pfedrec:score_rate=0.2", "strict"], rows["fedmf", "strict"]
+    values = [load_ranks(p, "full").mean("hr", 10) for p in row.runs]
+    assert row.mean["full:hr@10"] == pytest.approx(np.mean(values))
+    assert row.deviation["full:hr@10"] == pytest.approx(np.std(values, ddof=1))
+    assert row.paired["full:hr@10"].difference == pytest.approx(row.mean["full:hr@10"] - base.mean["full:hr@10"])
+
+
+def test_the_command_names_what_failed(tmp_path: Path) -> None:
+    words = [
+        "compare",
+        "itemknn",
+        "--data",
+        str(tmp_path / "nothing.csv"),
+        "--seeds",
+        "1",
+        "-q",
+        "--runs",
+        str(tmp_path),
+    ]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, RunError)
+    assert "nothing.csv: no such file" in str(result.exception)
 
 
 def test_the_command_compares(tmp_path: Path) -> None:

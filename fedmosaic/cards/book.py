@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedmosaic.cards.card import NAMES, Card, Figure, Results, Verdict, card_table, verdicts
+from fedmosaic.cards.card import NAMES, Card, Results, Verdict, card_table, verdicts
 from fedmosaic.errors import FedmosaicError
-from fedmosaic.folder import environment
+from fedmosaic.store import read_json
 from fedmosaic.study import Progress, Tell, run_study
 
 LARGEST_STATE = 100 << 20  # bytes; figures need some states, none of the large ones
@@ -21,8 +21,9 @@ def run_cards(
     """All runs of all cards, each once, the first seed of everything before the second."""
     planned = [s for card in cards for s in card.plan(results.seeds, results.quick)]
     planned.sort(key=lambda s: s.seed)
+    keep = {s.key() for card in cards if card.states for s in card.plan(results.seeds, results.quick)}
     return run_study(
-        planned, results.parent, workers=workers, data_dir=results.data_dir, largest=LARGEST_STATE, tell=tell
+        planned, results.parent, workers=workers, data_dir=results.data_dir, largest=LARGEST_STATE, keep=keep, tell=tell
     )
 
 
@@ -33,46 +34,49 @@ def section(card: Card, results: Results, folder: Path, link: str) -> str:
     parts = [f"## {card.title}", f"*{card.paper}*  ", f"`fedmosaic reproduce {card.name}`", card.text, table.markdown()]
     if found:
         parts.append(f"Of {len(found)} published numbers that were run, {sum(v.matches for v in found)} match.")
-    for figure in draw(card, results, folder):
-        parts.append(f"![{figure.caption}]({link}/{figure.name}.png)\n\n*{figure.caption}*")
-    return "\n\n".join(parts)
-
-
-def draw(card: Card, results: Results, folder: Path) -> list[Figure]:
-    """The card's figures; one that cannot be drawn says why instead of taking the others with it."""
-    if card.draw is None:
-        return []
     try:
-        return card.draw(card, results, folder)
+        drawn = [] if card.draw is None else card.draw(card, results, folder)
+        parts += [f"![{f.caption}]({link}/{f.name}.png)\n\n*{f.caption}*" for f in drawn]
     except FedmosaicError as error:
-        return [Figure("missing", f"not drawn: {error}")]
+        parts.append(f"(The figure could not be drawn: {error}.)")
+    return "\n\n".join(parts)
 
 
 def write_book(cards: Sequence[Card], results: Results, place: Path, command: str) -> None:
     """All cards in one Markdown file, figures in a folder beside it."""
-    folder = place.parent / "figures"
-    versions = environment()
-    packages = ", ".join(f"{k} {v}" for k, v in versions["packages"].items() if k in ("fedmosaic", "numpy", "torch"))
+    link = "figures-quick" if results.quick else "figures"
+    folder = place.parent / link
     judged = [v for card in cards for v in verdicts(card, results)]
     head = [
         "# Results: published tables and figures, run again",
-        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d}; Python {versions['python']}, {packages}. Values are "
-        "test HR@10 / NDCG@10 in percent, 1 + 99 candidates, mean ± standard deviation over seeds; the column beside "
-        "has the ranking of all unseen items. `legacy` is the papers' negative pool, which spares the held-out items "
-        "([leak.md](leak.md)); `strict` is what holds in real life. Chance is 10.00 / 4.54.",
+        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d} from runs made with {_versions(cards, results)}. "
+        "Values are test HR@10 / NDCG@10 in percent, 1 + 99 candidates, mean ± standard deviation over seeds; the "
+        "column beside has the ranking of all unseen items. `legacy` is the papers' negative pool, which spares "
+        "the held-out items ([leak.md](leak.md)); `strict` is what holds in real life. Chance is 10.00 / 4.54.",
         "A published number matches if ours lies within 1.5 points or two standard deviations (the paper's or ours, "
         "the larger) under the paper's pool.",
-        *_judgement(judged),
+        *(["A quick run: too few rounds to judge anything."] if results.quick else _judgement(judged)),
     ]
-    body = [section(card, results, folder, "figures") for card in cards]
+    body = [section(card, results, folder, link) for card in cards]
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("\n\n".join([*head, *body]) + "\n")
+
+
+def _versions(cards: Sequence[Card], results: Results) -> str:
+    """Python and packages of the runs themselves; several, where they were made at different times."""
+    found = set()
+    for card in cards:
+        for place in (p for c in card.chosen(results.quick) for pool in card.pools for p in results.places(c, pool)):
+            made = read_json(place / "env.json")
+            packages = [f"{name} {made['packages'][name]}" for name in ("fedmosaic", "numpy", "torch")]
+            found.add(", ".join([f"Python {made['python']}", *packages]))
+    return "; ".join(sorted(found)) or "nothing yet"
 
 
 def _judgement(judged: Sequence[Verdict]) -> list[str]:
     distinct = {(v.claim.row, v.claim.data, v.claim.method, v.metric, v.paper): v for v in judged}
     if not distinct:
-        return ["A quick run: too few rounds to judge anything."]
+        return []
     wrong = [v for v in distinct.values() if not v.matches]
     lines = [
         f"- {v.claim.row}, {NAMES[v.claim.data]}, {v.metric}: paper {v.paper:.2f}, here {v.ours:.2f}"

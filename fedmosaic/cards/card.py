@@ -83,6 +83,7 @@ class Card:
     text: str
     pools: tuple[str, ...] = ("legacy", "strict")  # the first is the paper's
     draw: Draw | None = None
+    states: bool = False  # whether its drawings look into trained states, which are then kept
 
     def chosen(self, quick: bool) -> list[Claim]:
         """The claims that are run: all, or the small ones."""
@@ -184,7 +185,6 @@ def card_table(card: Card, results: Results) -> Table:
     for claim in card.chosen(results.quick):
         found = {pool: results.estimate(claim, pool) for pool in card.pools}
         full = results.estimate(claim, card.pools[-1], "full")
-        first = found[card.pools[0]]
         rows.append(
             (
                 claim.row,
@@ -192,13 +192,18 @@ def card_table(card: Card, results: Results) -> Table:
                 " / ".join("" if p is None else f"{p:.2f}" for p in claim.paper) if any(claim.paper) else "",
                 *("not run" if e is None else e.text() for e in found.values()),
                 "" if full is None else full.text(),
-                str(first.seeds if first else 0),
+                _counts([0 if e is None else e.seeds for e in found.values()]),
                 _words(judged.get((claim.row, claim.data), [])),
             )
         )
     pools = [f"`{pool}`" for pool in card.pools]
     header = ("row", "data", "paper", *pools, f"`{card.pools[-1]}`, full ranking", "seeds", "verdict")
     return Table(card.title, header, tuple(rows))
+
+
+def _counts(seeds: Sequence[int]) -> str:
+    """Seeds per pool, said once where they agree."""
+    return ", ".join(str(s) for s in (seeds if len(set(seeds)) > 1 else seeds[:1]))
 
 
 def _words(found: Sequence[Verdict]) -> str:

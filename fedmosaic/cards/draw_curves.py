@@ -23,6 +23,8 @@ def draw_learning(card: Card, results: Results, folder: Path) -> list[Figure]:
     for pool in card.pools:
         lines = {row: validation_curve(place) for row, place in _runs(card, results, pool).items()}
         panels[f"pool {pool}"] = {row: (c.rounds, c.values) for row, c in lines.items()}
+    if not any(panels.values()):
+        return []
     figures.save(figures.curves(panels, ["round"] * len(panels), f"validation {HR}"), folder, card.name)
     return [Figure(card.name, f"{card.title}: validation HR@10 by round, one seed.")]
 
@@ -32,6 +34,8 @@ def draw_convergence(card: Card, results: Results, folder: Path) -> list[Figure]
     drawn = []
     for pool in card.pools:
         lines = {row: validation_curve(place) for row, place in _runs(card, results, pool).items()}
+        if not lines:
+            continue
         panels = {
             title: {row: (getattr(c, x), c.values) for row, c in lines.items()}
             for title, x in (("by round", "rounds"), ("by time", "seconds"), ("by traffic", "megabytes"))
@@ -52,6 +56,8 @@ def draw_sparsity(card: Card, results: Results, folder: Path) -> list[Figure]:
             last = RunFolder(results.places(claim, card.pools[0])[0]).metrics()[-1]
             zeros = 100 * found[0]["table"]["zeros"]
             groups[claim.row] = {"zeros, percent": zeros, "kilobytes sent, last round": last["bytes_up"] / 1e3}
+    if not groups:
+        return []
     figures.save(figures.bars(groups, "percent, or kilobytes"), folder, card.name)
     words = f"Zeros of the shared table (at or below 1e-4) and kilobytes a client sends, pool {card.pools[0]}."
     return [Figure(card.name, words)]

@@ -103,6 +103,7 @@ CARDS = (
         (Claim("FedRAP", "ml-100k", "fedrap", {"rounds": 20, **RELEASED}, seeds=1, quick=4),),
         "Shared rows, own rows and their sum, for one user after 20 rounds, as the authors stored them.",
         draw=draw_additive_tsne,
+        states=True,
     ),
     Card(
         "fedrap-sparsity",

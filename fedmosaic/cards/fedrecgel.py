@@ -98,6 +98,7 @@ CARDS = (
         "Same examples, same directions, exact means, one scale; `fedmosaic landscape` prints the scalars.",
         pools=("strict",),
         draw=draw_landscapes,
+        states=True,
     ),
     Card(
         "fedrecgel-ablation",

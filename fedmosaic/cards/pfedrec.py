@@ -138,6 +138,7 @@ CARDS = (
         ),
         "Blue: items of the user's history. The paper sees two clusters under PFedRec only.",
         draw=draw_tsne,
+        states=True,
     ),
     Card(
         "pfedrec-figure3",
@@ -146,5 +147,6 @@ CARDS = (
         (Claim("PFedRec", "ml-100k", "pfedrec", seeds=1, quick=20),),
         "The paper prints bars without numbers: own best, global next, random worst.",
         draw=draw_inference,
+        states=True,
     ),
 )  # fmt: skip

@@ -81,6 +81,7 @@ CARDS = (
         ),
         "Collapse is a few singular values that hold everything: abundance is their sum over the largest.",
         draw=draw_spectra,
+        states=True,
     ),
     Card(
         "plgc-sensitivity",

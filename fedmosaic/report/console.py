@@ -37,10 +37,12 @@ def progress_bar(title: str, quiet: bool) -> Iterator[Any]:
 
 def _plain_progress(number: int, total: int, line: dict[str, Any]) -> None:
     if number % max(1, total // 10) == 0 or number == total:
-        print(f"round {number}/{total} {_note(line)}", file=sys.stderr, flush=True)
+        print(f"{line.get('unit', 'round')} {number}/{total} {_note(line)}", file=sys.stderr, flush=True)
 
 
 def _note(line: dict[str, Any]) -> str:
+    if "note" in line:
+        return str(line["note"])
     parts = [f"loss {line['loss']:.4f}"] if line.get("loss") is not None else []
     if "validation" in line:
         parts.append(f"validation HR@10 {100 * line['validation']['sampled']['hr@10']:.2f}")
@@ -53,7 +55,7 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(summary))
         return
     rows = {**summary["reference"], summary["method"]: summary["test"]}
-    print_results(f"{summary['method']} on {summary['dataset']}, test", list(rows.items()))
+    print_results(f"{summary['method']} on {summary['dataset']}, test", list(rows.items()), summary["candidates"])
     out = console()
     cost, low, high = summary["cost"], summary["interval"]["full"]["low"], summary["interval"]["full"]["high"]
     out.print(f"protocol: {summary['protocol']}", markup=False)
@@ -68,24 +70,28 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
     out.print(f"run folder: {summary['run']}", markup=False)
 
 
-def print_results(title: str, rows: list[tuple[str, dict[str, Any]]]) -> None:
+def print_results(title: str, rows: list[tuple[str, dict[str, Any]]], candidates: int = 99) -> None:
     """Rows of (name, {"full": ..., "sampled": ...}) in percent."""
     cells = [
         [name, *(f"{100 * result[p][m]:.2f}" for p in ("full", "sampled") for m in ("hr@10", "ndcg@10"))]
         for name, result in rows
     ]
-    print_table(title, ["method", "full HR@10", "full NDCG@10", "1+99 HR@10", "1+99 NDCG@10"], cells)
+    print_table(
+        title, ["method", "full HR@10", "full NDCG@10", f"1+{candidates} HR@10", f"1+{candidates} NDCG@10"], cells
+    )
 
 
 def print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
     """One table on stdout."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
-    for name in header:
-        table.add_column(name, justify="right" if "@" in name or name in {"rank", "score"} else "left")
+    table = Table(title=Text(title), title_justify="left")
+    for at, name in enumerate(header):
+        side: Any = "right" if "@" in name or name in {"rank", "score"} else "left"
+        table.add_column(Text(name), justify=side, overflow="fold", no_wrap=at == 0)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # ids and titles are text, whatever they look like
     console().print(table)
 
 
@@ -94,7 +100,7 @@ def console(stderr: bool = False) -> Any:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else 140)
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else 200)
 
 
 def list_row(row: dict[str, Any]) -> list[str]:

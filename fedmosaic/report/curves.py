@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmosaic.folder import RunFolder
 
-HR = "HR@10, 1 + 99 (percent)"
+HR = "HR@10 among drawn candidates (percent)"
 
 
 class Curve(NamedTuple):

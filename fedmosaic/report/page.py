@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,6 @@ def write_page(
     runs = _runs(places)
     context: dict[str, Any] = {
         "words": _words(runs),
-        "columns": ["full HR@10", "full NDCG@10", "1+99 HR@10", "1+99 NDCG@10"],
         "tables": _tables(runs),
         "figures": [],
         "costs": [_cost(r) for r in runs],
@@ -65,33 +66,40 @@ class _Run:
         self.folder, self.summary, self.settings = folder, folder.summary(), folder.settings()
         self.name = ""
 
-    @property
+    @cached_property
     def group(self) -> tuple[str, str]:
-        """Runs of one group held out the same items for the same users."""
-        s = self.settings
-        keys = ("split", "ties", "straddle", "candidates", "candidate_seed", "min_user_rows", "min_rating")
-        return s.dataset, repr([getattr(s, k) for k in keys])
+        """Runs of one group hid the same items from the same users, among the same candidates."""
+        hidden = hashlib.sha256(str(self.settings.candidates).encode())
+        for protocol in ("full", "sampled"):
+            ranks = load_ranks(self.folder.place, protocol)
+            for part in (ranks.user, ranks.item, ranks.candidates):
+                hidden.update(part.tobytes())
+        return self.summary["dataset"], hidden.hexdigest()
 
 
 def _runs(places: Sequence[str | Path]) -> list[_Run]:
-    runs = [_Run(place) for place in places]
+    runs = [_Run(place) for place in dict.fromkeys(Path(p).resolve() for p in places)]
     if not runs:
         raise RunError("name at least one finished run folder")
     for run in runs:
         run.name = _name(run.settings, [r.settings for r in runs])
+    for run in [r for r in runs if sum(o.name == r.name for o in runs) > 1]:
+        run.name += f" ({run.folder.place.name})"
     return runs
 
 
 def _name(one: Settings, others: Sequence[Settings]) -> str:
-    """The method, and whatever else tells this run from the others."""
+    """The method, and whatever else tells this run from the others of the method."""
     rest = [o for o in others if o is not one and o.method == one.method]
     parts = [one.method]
     if any(o.pool != one.pool for o in others):
         parts.append(one.pool)
     if any(o.method_settings != one.method_settings for o in rest):
         parts += [f"{k}={v}" for k, v in one.method_settings.items()]
-    if any(o.seed != one.seed for o in rest):
-        parts.append(f"seed {one.seed}")
+    for key in Settings.model_fields:
+        told = key in ("method", "pool", "method_settings", "dataset")
+        if not told and any(getattr(o, key) != getattr(one, key) for o in rest):
+            parts.append(f"{key}={getattr(one, key)}")
     if len({o.dataset for o in others}) > 1:
         parts.append(Path(one.dataset).name)
     return " ".join(parts)
@@ -138,7 +146,9 @@ def _tables(runs: Sequence[_Run]) -> list[dict[str, Any]]:
             {"name": name, "pool": pool, "values": [f"{100 * result[p][m]:.2f}" for p, m in COLUMNS]}
             for name, pool, result in rows
         ]
-        tables.append({"title": members[0].summary["dataset"], "rows": cells})
+        drawn = f"1+{members[0].settings.candidates}"
+        columns = ["full HR@10", "full NDCG@10", f"{drawn} HR@10", f"{drawn} NDCG@10"]
+        tables.append({"title": members[0].summary["dataset"], "columns": columns, "rows": cells})
     return tables
 
 
@@ -193,15 +203,14 @@ def _curves(runs: Sequence[_Run]) -> list[dict[str, str]]:
         "by time": {name: (line.seconds, line.values) for name, line in lines.items()},
     }
     drawn = figures.curves(panels, ["round", "seconds"], f"validation {HR}")
-    return [_figure("curves", drawn, "Learning: validation HR@10 among 1 + 99 candidates.")]
+    return [_figure("curves", drawn, "Learning: validation HR@10 among the drawn candidates.")]
 
 
 def _distribution(runs: Sequence[_Run]) -> list[dict[str, str]]:
     """Share of users whose hidden item is within the first k, for every k."""
     lines = {}
     for run in runs:
-        ranks = load_ranks(run.folder.place, "full")
-        middle = np.sort(ranks.above + ranks.tied / 2 + 1)
+        middle = np.sort(_best_ranks(run))
         at = np.unique(np.geomspace(1, max(middle[-1], 2), 60).astype(np.int64))
         lines[run.name] = (at.tolist(), [100 * float((middle <= k).mean()) for k in at])
     drawn = figures.curves({"all unseen items": lines}, ["length of the list"], "users served (%)", log=[True])
@@ -216,17 +225,20 @@ def _gains(runs: Sequence[_Run]) -> list[dict[str, str]]:
     for group in dict.fromkeys(r.group for r in runs):
         first, *rest = [r for r in runs if r.group == group]
         if rest:
-            base = _logarithm(first)
-            lines = {r.name: base - _logarithm(r) for r in rest}
+            base = np.log2(_best_ranks(first))
+            lines = {r.name: base - np.log2(_best_ranks(r)) for r in rest}
             figure = figures.gains(lines, "halvings of the rank")
             words = "Per user: how many times the hidden item's rank halves (up) or doubles (down)"
             drawn.append(_figure(f"gains{len(drawn)}", figure, f"{words} against {first.name}, {group[0]}."))
     return drawn
 
 
-def _logarithm(run: _Run) -> Any:
+def _best_ranks(run: _Run) -> Any:
+    """Per user, the expected rank of the hidden item that stands highest."""
     ranks = load_ranks(run.folder.place, "full")
-    return np.log2(ranks.above + ranks.tied / 2 + 1)
+    best = np.full(ranks.users.size, np.inf)
+    np.minimum.at(best, np.searchsorted(ranks.users, ranks.user), ranks.above + ranks.tied / 2 + 1)
+    return best
 
 
 def _spectra(runs: Sequence[_Run]) -> list[dict[str, str]]:

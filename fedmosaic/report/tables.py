@@ -89,28 +89,29 @@ def _escaped(text: str) -> str:
 
 def comparison_table(found: Comparison) -> Table:
     """Means over seeds with their deviation, the interval of the headline, the paired test, and costs."""
-    header = ("method", "pool", *(_column(p, m) for p, m in COLUMNS), "1+99 HR@10 95 %", f"vs {found.baseline}", "p")
+    drawn = f"1+{found.candidates}"
+    columns = [f"{'full' if p == 'full' else drawn} {m.upper()}@10" for p, m in COLUMNS]
+    header = ("method", "pool", *columns, f"{drawn} HR@10 95 %", f"vs {found.baseline}", "p")
     header += ("seconds", "MB", "KB up", "KB down")
     rows = tuple((r.name, r.pool, *_values(r), *_test(r), *_costs(r)) for r in found.rows)
     counts = sorted({len(r.seeds) for r in found.rows if r.seeds})
     seeds = " to ".join(str(c) for c in dict.fromkeys((counts[0], counts[-1])))
     notes = (
         f"{found.protocol}; percent; mean ± deviation over seeds ({seeds} per row)",
-        f"interval: bootstrap over users; test: same users against {found.baseline}, 1+99 HR@10, sign flips",
+        f"interval: bootstrap over users; test: same users against {found.baseline}, {drawn} HR@10, sign flips",
         "seconds and peak memory of a run; kilobytes per client and round",
         *(f"missing: {title}" for title in found.missing),
     )
     return Table(f"comparison on {found.dataset}", header, rows, notes)
 
 
-def _column(protocol: str, metric: str) -> str:
-    return f"{'full' if protocol == 'full' else '1+99'} {metric.upper()}@10"
-
-
 def _values(row: Row) -> list[str]:
     keys = [key_of(p, m) for p, m in COLUMNS]
-    several = len(row.seeds) > 1
-    cells = [f"{100 * row.mean[k]:.2f}" + (f" ± {100 * row.deviation[k]:.2f}" if several else "") for k in keys]
+    spreads = [row.deviation[k] for k in keys]
+    cells = [
+        f"{100 * row.mean[k]:.2f}" + ("" if d is None else f" ± {100 * d:.2f}")
+        for k, d in zip(keys, spreads, strict=True)
+    ]
     interval = row.interval[key_of("sampled", "hr")]
     return [*cells, f"{100 * interval.low:.2f} to {100 * interval.high:.2f}"]
 
