@@ -81,7 +81,7 @@ def draw_radii(card: Card, results: Results, folder: Path) -> list[Figure]:
                     }
                     panels[f"{NAMES[data]}: {kind}"] = ([c.row.split()[2] for c in claims], lines)
         name = f"{card.name}-{metric.split('@')[0].lower()}"
-        figures.save(figures.sensitivity(panels, f"{metric}, 1 + 99 (percent)"), folder, name)
+        figures.save(figures.sensitivity(panels, f"{metric}, 1 + 99 (%)"), folder, name)
         drawn.append(Figure(name, f"{metric} by radius; the other radius stands at its base."))
     return drawn
 

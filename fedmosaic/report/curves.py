@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmosaic.folder import RunFolder
 
-HR = "HR@10 among drawn candidates (percent)"
+HR = "HR@10, drawn (%)"
 
 
 class Curve(NamedTuple):

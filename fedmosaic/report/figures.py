@@ -80,6 +80,8 @@ def curves(
         axis.set_xlabel(xs[at])
         if at < len(log) and log[at]:
             axis.set_xscale("log")
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("")
     axes[0][0].set_ylabel(y)
     _legend(figure, axes[0][0], max(len(lines) for lines in panels.values()))
     return figure
