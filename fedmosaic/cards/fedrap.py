@@ -56,7 +56,7 @@ def _noise() -> list[Claim]:
         if data != "ml-1m":
             given = {**SETTINGS[data], **RELEASED}
             found.append(Claim("FedRAP", data, "fedrap", given, plain, quick=4))
-            found.append(Claim("FedRAP with noise", data, "fedrap", {**given, **NOISE}, noisy, seeds=1, quick=3))
+            found.append(Claim("FedRAP with noise", data, "fedrap", {**given, **NOISE}, noisy, seeds=1, quick=1))
     return found
 
 
@@ -110,7 +110,7 @@ CARDS = (
         PAPER,
         "FedRAP: how sparse the shared table is",
         tuple(
-            Claim(row, "ml-100k", method, {"rounds": 60, **given}, seeds=1, quick=4)
+            Claim(row, "ml-100k", method, {"rounds": 60, **given}, seeds=1, quick=1 if "threshold" in given else 4)
             for row, method, given in (
                 ("L1", "fedrap", {}),
                 ("L2", "fedrap-l2", {}),

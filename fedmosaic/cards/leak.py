@@ -33,7 +33,7 @@ CARDS = (
             Claim(row, "ml-100k", method, given, seeds=seeds, quick=quick)
             for row, method, given, seeds, quick in (
                 ("popularity", "popularity", {}, 1, 1),
-                ("local-only, 30 rounds", "local-only", {"rounds": 30}, 1, 20),
+                ("local-only, 30 rounds", "local-only", {"rounds": 30}, 1, 8),
                 ("FedMF", "fedmf", {}, None, 20),
                 ("FedNCF", "fedncf", {}, None, 6),
                 ("FedRecon", "fedrecon", {}, None, 20),

@@ -41,7 +41,7 @@ TABLE4 = {
 SLOW = {"ncf", "mf", "fedncf", "fedncf-dual", "metamf", "fedpergnn"}  # engines without a fused kernel
 COSTLY = {"metamf", "fedpergnn"}  # hours beyond ML-100K
 QUICK = {"ncf": 4, "mf": 4, "fedncf": 6, "fedncf-dual": 6, "metamf": 2, "fedpergnn": 1}
-REFERENCES: tuple[tuple[str, dict[str, Any], int], ...] = (("popularity", {}, 1), ("local-only", {"rounds": 30}, 20))
+REFERENCES: tuple[tuple[str, dict[str, Any], int], ...] = (("popularity", {}, 1), ("local-only", {"rounds": 30}, 8))
 
 
 def _rows(table: dict[str, tuple[str, str]]) -> list[Claim]:
