@@ -20,7 +20,6 @@ from fedmosaic.errors import RunError, SettingsError, UnknownNameError
 from fedmosaic.folder import RunFolder
 from fedmosaic.metrics import F64, Interval, Paired, Ranks, bootstrap, paired_test
 from fedmosaic.run import load_ranks
-from fedmosaic.store import read_json
 from fedmosaic.study import cells
 
 ALWAYS = ("popularity", "local-only:rounds=30")
@@ -153,7 +152,7 @@ def compare(planned: Sequence[tuple[Contender, Settings]], parent: str | Path, b
             missing.append(cell.title)
     if not groups:
         raise RunError("none of the runs is finished, so there is nothing to compare")
-    digests = {read_json(p / "env.json")["data"] for places in groups.values() for p in places}
+    digests = {RunFolder(p).data for places in groups.values() for p in places}
     if len(digests) > 1:
         raise RunError("these runs were made on different data; run the comparison again")
     rows: list[Row] = []

@@ -118,6 +118,12 @@ class RunFolder:
         """Whether there are settings to continue with."""
         return (self.place / "config.toml").is_file()
 
+    @property
+    def data(self) -> str | None:
+        """Digest of the interactions this run was begun on."""
+        found: str | None = read_json(self.place / "env.json").get("data")
+        return found
+
     def trim(self, largest: int | None = None) -> None:
         """Drop states a finished run does not need: those for resuming, and one over `largest` bytes."""
         checkpoint = self.place / "checkpoint"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,40 @@ from fedmosaic.training import Method, Progress, State, Step, TrainingSet, train
 CHECKPOINT_SECONDS = 2.0
 CHECKPOINT_SHARE = 0.1  # of a run's time that storing states may take
 WIDEST = 1024  # tables of wider rows (item-item models) have no spectrum worth its price
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What a run trains on and is judged by."""
+
+    split: Split
+    candidates: Candidates
+    data: TrainingSet
+    probe: Ragged  # validation items and their candidates
+
+    @classmethod
+    def of(cls, settings: Settings, split: Split) -> Setup:
+        """Candidates, training set and probe of a split, as the settings have them."""
+        candidates = draw_candidates(split, settings.candidates, seed=settings.candidate_seed)
+        data = training_set(split, settings.pool, candidates)
+        return cls(split, candidates, data, make_probe(split, "validation", candidates))
+
+    @property
+    def selects(self) -> bool:
+        """Whether there is anything to select on; if not, the last round is taken."""
+        return self.split.validation.values.size > 0
+
+    def validation(self, method: Method, step: Step, *, full: bool) -> dict[str, dict[str, float]]:
+        """1 + n metrics from the round's own answers where it gave them; the full ranking where it is asked for."""
+        ranks: dict[str, Ranks] = {}
+        if step.answers is not None:
+            ranks["sampled"] = rank_probe(step.answers, self.probe, self.split.validation)
+        if full or step.answers is None:
+            scorer = method.scorer(self.data, step.state)
+            found = evaluate(scorer, self.split, "validation", self.candidates, top_k=0)
+            assert found.sampled is not None
+            ranks |= {"sampled": found.sampled, "full": found.full}
+        return {name: {"hr@10": r.mean("hr", 10), "ndcg@10": r.mean("ndcg", 10)} for name, r in ranks.items()}
 
 
 def default_place(settings: Settings, parent: str | Path = "runs") -> Path:
@@ -79,9 +113,8 @@ def resume(
     if folder.finished:
         return folder.summary()
     settings = folder.settings()
-    begun = read_json(folder.place / "env.json")
-    data = settings.load_data(data_dir or begun.get("data_dir"))
-    if begun.get("data") != data.digest():
+    data = settings.load_data(data_dir or read_json(folder.place / "env.json").get("data_dir"))
+    if folder.data != data.digest():
         raise RunError(f"{place} was begun on other data (the digests differ); start a new run")
     split = settings.split_data(data)
     return _execute(folder, settings, settings.build(), split, progress, checkpoint_seconds)
@@ -95,18 +128,17 @@ def _execute(
     progress: Progress | None,
     checkpoint_seconds: float,
 ) -> dict[str, Any]:
-    candidates = draw_candidates(split, settings.candidates, seed=settings.candidate_seed)
-    data = training_set(split, settings.pool, candidates)
-    known = split.interactions
-    save_catalogue(folder.place / "catalogue", known.users, known.items, known.info, data)
-    for position, line in _rounds(folder, settings, method, split, data, candidates, checkpoint_seconds):
+    setup, known = Setup.of(settings, split), split.interactions
+    save_catalogue(folder.place / "catalogue", known.users, known.items, known.info, setup.data)
+    for position, line in _rounds(folder, settings, method, setup, checkpoint_seconds):
         if progress is not None:
             progress(position.round, method.rounds, line)
     best, at = folder.load_state("best")
-    parts: list[Part] = ["validation", "test"] if split.validation.values.size else ["test"]
-    evaluations = {part: evaluate(method.scorer(data, best), split, part, candidates) for part in parts}
+    parts: list[Part] = ["validation", "test"] if setup.selects else ["test"]
+    scorer = method.scorer(setup.data, best)
+    evaluations = {part: evaluate(scorer, split, part, setup.candidates) for part in parts}
     _save_ranks(folder, evaluations["test"])
-    summary = _summary(folder, settings, split, candidates, evaluations, at) | _table(method, best)
+    summary = _summary(folder, settings, split, setup.candidates, evaluations, at) | _table(method, best)
     write_json(folder.place / "summary.json", summary)
     return summary
 
@@ -115,9 +147,7 @@ def _rounds(
     folder: RunFolder,
     settings: Settings,
     method: Method,
-    split: Split,
-    data: TrainingSet,
-    candidates: Candidates,
+    setup: Setup,
     checkpoint_seconds: float,
 ) -> Iterator[tuple[Position, dict[str, Any]]]:
     """Train from the last whole checkpoint on; evaluate and record every round, store the state now and then."""
@@ -126,23 +156,23 @@ def _rounds(
         folder.load_state("best")  # without it the selection would be lost
     except RunError:
         state, position = None, Position()
-    selects = split.validation.values.size > 0  # with nothing to select on, the last round is taken
-    probe = make_probe(split, "validation", candidates)
     protocol, metric = settings.select.split(":")
     best: tuple[State, Position] | None = None  # not yet stored
     stored = clock = Meter.now()
     pause = 0.0
     with folder.open_metrics(position.round) as metrics:
-        for step in train(method, data, settings.seed, state=state, done=position.round, probe=probe):
+        for step in train(method, setup.data, settings.seed, state=state, done=position.round, probe=setup.probe):
             line: dict[str, Any] = {"round": step.round, **vars(step.record)}
             last = step.round == method.rounds
             value = position.best_value
-            if selects and (step.round % settings.evaluate_every == 0 or last):
-                line["validation"] = _validation(method, data, step, split, candidates, probe, full=protocol == "full")
+            if setup.selects and (step.round % settings.evaluate_every == 0 or last):
+                line["validation"] = setup.validation(method, step, full=protocol == "full")
                 value = line["validation"][protocol][metric]
             wall, cpu = Meter.now().since(clock)
             clock = Meter.now()
-            better = value >= position.best_value if "validation" in line else last and not selects  # ties: the later
+            better = (
+                value >= position.best_value if "validation" in line else last and not setup.selects
+            )  # ties: the later
             position = position.after(step, value if better else None, wall, cpu)
             line["seconds"] = round(wall, 4)
             metrics.write(json.dumps(line) + "\n")
@@ -156,20 +186,6 @@ def _rounds(
                 best, stored = None, Meter.now()
                 pause = (stored.wall - clock.wall) / CHECKPOINT_SHARE  # large states are stored less often
             yield position, line
-
-
-def _validation(
-    method: Method, data: TrainingSet, step: Step, split: Split, candidates: Candidates, probe: Ragged, *, full: bool
-) -> dict[str, dict[str, float]]:
-    """1 + n metrics from the round's own answers where it gave them; the full ranking where it is asked for."""
-    ranks: dict[str, Ranks] = {}
-    if step.answers is not None:
-        ranks["sampled"] = rank_probe(step.answers, probe, split.validation)
-    if full or step.answers is None:
-        found = evaluate(method.scorer(data, step.state), split, "validation", candidates, top_k=0)
-        assert found.sampled is not None
-        ranks |= {"sampled": found.sampled, "full": found.full}
-    return {name: {"hr@10": r.mean("hr", 10), "ndcg@10": r.mean("ndcg", 10)} for name, r in ranks.items()}
 
 
 def _summary(

@@ -19,14 +19,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from fedmosaic import run as runs
 from fedmosaic.config import Settings
 from fedmosaic.errors import FedmosaicError, RunError
 from fedmosaic.folder import RunFolder
 from fedmosaic.runtime.threads import use_threads
-from fedmosaic.store import read_json
 
 POLL_SECONDS = 0.5
 DATA_SETTINGS = (  # that decide which interactions a run sees
@@ -140,7 +138,7 @@ def _current(cell: Cell, data_dir: Where, known: dict[str, str]) -> bool:
             known[source] = cell.settings.load_data(data_dir).digest()
         except FedmosaicError:  # what was done stays done where its data cannot be had any more
             known[source] = ""
-    return known[source] in ("", read_json(cell.place / "env.json").get("data"))
+    return known[source] in ("", folder.data)
 
 
 def _report(progress: Progress, running: list[Cell], tell: Tell | None) -> None:
@@ -180,7 +178,8 @@ def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | N
     try:
         folder = RunFolder(place)
         settings = Settings.from_toml(toml)
-        if folder.started and not folder.finished and _same_data(folder, settings, data_dir):
+        begun = folder.started and not folder.finished
+        if begun and folder.data == settings.load_data(data_dir).digest():
             runs.resume(place, data_dir=data_dir)
         else:
             runs.start(settings, place, data_dir=data_dir)
@@ -191,10 +190,6 @@ def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | N
     except Exception:
         channel.send(traceback.format_exc(limit=-4))
         sys.exit(1)
-
-
-def _same_data(folder: RunFolder, settings: Settings, data_dir: Where) -> bool:
-    return bool(read_json(folder.place / "env.json").get("data") == settings.load_data(data_dir).digest())
 
 
 def _end_with_parent(channel: Connection) -> None:
@@ -217,8 +212,3 @@ def _alone(parent: Path) -> Iterator[None]:
         except OSError:
             raise RunError(f"another study is running in {parent}; wait for it, or choose another folder") from None
         yield
-
-
-def summaries(settings: Sequence[Settings], parent: str | Path) -> list[dict[str, Any]]:
-    """Summaries of the finished runs among these settings."""
-    return [RunFolder(c.place).summary() for c in cells(settings, parent) if RunFolder(c.place).finished]

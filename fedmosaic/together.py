@@ -11,23 +11,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedmosaic.config import Settings
-from fedmosaic.data.negatives import draw_candidates
 from fedmosaic.errors import SettingsError
-from fedmosaic.evaluate import make_probe
-from fedmosaic.recommender import training_set
-from fedmosaic.run import start
+from fedmosaic.run import Setup, start
 from fedmosaic.runtime.distributed import Team, joined
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.runtime.threads import use_threads
+from fedmosaic.study import Where
 from fedmosaic.training import Progress, train
-
-Where = str | Path | None
 
 
 def run_together(
@@ -52,7 +48,7 @@ def run_together(
     with tempfile.TemporaryDirectory() as folder:
         use_threads(max(1, (os.cpu_count() or 1) // (workers if rendezvous is None else 1)))
         address = rendezvous or f"file://{folder}/meet"
-        helpers = _helpers(settings, workers, Path(folder), address, data_dir) if rendezvous is None else _nobody()
+        helpers = _helpers(settings, workers, Path(folder), address, data_dir) if rendezvous is None else nullcontext()
         with helpers, joined(rank, workers, address, trusted=trusted) as team:
             if rank:
                 _assist(settings, method, team, data_dir)
@@ -62,16 +58,9 @@ def run_together(
 
 def _assist(settings: Settings, method: Federation, team: Team, data_dir: Where) -> None:
     """Work along: the same rounds on the same data, without looking at what comes out."""
-    split = settings.split_data(settings.load_data(data_dir))
-    candidates = draw_candidates(split, settings.candidates, seed=settings.candidate_seed)
-    data, probe = training_set(split, settings.pool, candidates), make_probe(split, "validation", candidates)
-    for _ in train(replace(method, team=team), data, settings.seed, probe=probe):
+    setup = Setup.of(settings, settings.split_data(settings.load_data(data_dir)))
+    for _ in train(replace(method, team=team), setup.data, settings.seed, probe=setup.probe):
         pass
-
-
-@contextmanager
-def _nobody() -> Iterator[None]:
-    yield
 
 
 @contextmanager

@@ -16,12 +16,10 @@ from typing import Any
 
 from fedmosaic import zoo
 from fedmosaic.config import Settings
-from fedmosaic.data.negatives import draw_candidates
 from fedmosaic.data.split import Split
 from fedmosaic.errors import RunError, ScoreError, SettingsError
-from fedmosaic.evaluate import evaluate, make_probe, rank_probe
 from fedmosaic.folder import environment
-from fedmosaic.recommender import training_set
+from fedmosaic.run import Setup
 from fedmosaic.store import write_atomic
 from fedmosaic.training import train
 
@@ -114,10 +112,8 @@ def tune(search: Search, file: Path, data_dir: str | Path | None = None, tell: T
     if not search.space:
         raise SettingsError(f"{search.settings.method} has nothing to tune; name a --space")
     for end in (0, -1):  # both ends of every range must be settings
-        _with(
-            search.settings,
-            {**search.settings.method_settings, **{k: _cast(search, k, v[end]) for k, v in search.space.items()}},
-        )
+        ends = {name: _cast(search, name, choice[end]) for name, choice in search.space.items()}
+        _with(search.settings, {**search.settings.method_settings, **ends})
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     file.parent.mkdir(parents=True, exist_ok=True)
     data = search.settings.load_data(data_dir)
@@ -189,23 +185,13 @@ def _try(search: Search, split: Split, trial: Any) -> float:
 def _train(settings: Settings, split: Split, trial: Any) -> float:
     import optuna
 
-    method = settings.build()
-    candidates = draw_candidates(split, settings.candidates, seed=settings.candidate_seed)
-    data = training_set(split, settings.pool, candidates)
-    probe, (protocol, metric) = make_probe(split, "validation", candidates), settings.select.split(":")
-    name, cut = metric.split("@")
+    method, setup = settings.build(), Setup.of(settings, split)
+    protocol, metric = settings.select.split(":")
     best = 0.0
-    for step in train(method, data, settings.seed, probe=probe):
+    for step in train(method, setup.data, settings.seed, probe=setup.probe):
         if step.round % settings.evaluate_every and step.round != method.rounds:
             continue
-        if step.answers is not None and protocol == "sampled":
-            value = rank_probe(step.answers, probe, split.validation).mean(name, int(cut))
-        else:
-            found = evaluate(method.scorer(data, step.state), split, "validation", candidates, top_k=0)
-            ranks = found.full if protocol == "full" else found.sampled
-            assert ranks is not None
-            value = ranks.mean(name, int(cut))
-        best = max(best, value)
+        best = max(best, setup.validation(method, step, full=protocol == "full")[protocol][metric])
         trial.report(best, step.round)
         if trial.should_prune():
             raise optuna.TrialPruned

@@ -49,7 +49,7 @@ class Claim:
     given: Mapping[str, Any] = field(default_factory=dict)
     paper: tuple[float | None, float | None] = (None, None)
     deviation: tuple[float, float] = (0.0, 0.0)
-    seeds: int | None = None  # at most so many: some runs cost hours
+    seeds: int | None = None  # at most so many: some runs are slow
     quick: int | None = None  # rounds in quick mode; 0 leaves the claim out
     reason: str = ""  # why a cell that differs differs, as tested
 
@@ -140,9 +140,9 @@ class Results:
         found = [[100 * s["test"][protocol][m] for m in METRICS] for s in self.summaries(claim, pool)]
         if not found:
             return None
-        values = np.array(found)
+        (hr, ndcg), values = np.mean(found, axis=0), np.array(found)
         spread = values.std(axis=0, ddof=1) if len(found) > 1 else np.zeros(2)
-        return Estimate((float(values[0:, 0].mean()), float(values[:, 1].mean())), (spread[0], spread[1]), len(found))
+        return Estimate((float(hr), float(ndcg)), (float(spread[0]), float(spread[1])), len(found))
 
 
 @dataclass(frozen=True)
