@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from math import ceil
 from typing import Any, Literal
 
 from fedmosaic.errors import SettingsError
@@ -19,7 +20,7 @@ from fedmosaic.models.view import Model
 from fedmosaic.objective import Objective, Prepare, bce
 from fedmosaic.server import Server
 from fedmosaic.tree import ON_SERVER, STORED, UPLOADED, Axis, Role, Spec, by_name
-from fedmosaic.upload import Upload
+from fedmosaic.upload import Upload, padded_count
 
 Wrapper = Callable[["Algorithm"], "Algorithm"]
 
@@ -83,13 +84,22 @@ class Algorithm:
         uneven = any(one.uneven for one in (*self.local, *self.serve))
         if uneven and not all(isinstance(move.rule, SGD) for move in self.moves):
             raise SettingsError("step_decay, tolerance and parts of the examples need plain SGD on the device")
+        self._check_upload()
+
+    def _check_upload(self) -> None:
+        hidden = self.upload.noise is not None or bool(self.upload.stack)
+        if hidden and self.upload.support in ("touched", "padded"):
+            raise SettingsError(
+                f"support={self.upload.support} shows which rows a client trained; beside clipping, noise or any other "
+                "wrapper of uploads use support=dense"
+            )
         if self.upload.kind == "value" and replace(self.server, threshold=0.0) != Server():
             raise SettingsError("uploads of values need the plain mean, Server(); send deltas to any other server")
 
         by_rows = self.server.reduce == "row-mean"
         if by_rows and self.upload.noise is not None:
             raise SettingsError("rows averaged over their senders cannot carry noise: the counts show who sent what")
-        if by_rows and any(isinstance(m.rule, SGD) and m.rule.everywhere and m.rule.decay for m in self.moves):
+        if by_rows and any(m.spreads for m in self.moves):
             raise SettingsError("rows averaged over their senders cannot decay everywhere; use reduce='mean'")
 
     def _check_replay(self) -> None:
@@ -139,6 +149,14 @@ class Algorithm:
         return tuple(move for one in self.local for phase in one.phases for move in phase.moves)
 
     @property
+    def spread(self) -> tuple[str, ...]:
+        """Tables whose rows without examples change too, by the same share of a client (unless rows are encoded)."""
+        if self.upload.stack or self.upload.kind == "gradient":
+            return ()
+        decayed = {name for move in self.moves if move.spreads for name in move.names}
+        return tuple(n for n in self.sent if n in decayed and self.specs[n].axis is Axis.ITEM)
+
+    @property
     def watches(self) -> Literal["positives", "examples", "all"] | None:
         """Which rows of a client are read as a whole, beside its batches."""
         if self.prepare is not None:
@@ -167,8 +185,9 @@ class Algorithm:
             row = Spec(name, spec.axis, self.upload.shape(spec))
             if spec.axis is not Axis.ITEM or self.upload.support == "dense":
                 up += 4 * row.count(n_items)
-            elif self.upload.support == "touched":
-                up += touched_rows * (4 * row.count(1) + 4)  # values and the row's id
+            elif self.upload.support in ("touched", "padded"):
+                sent = touched_rows if self.upload.support == "touched" else padded_count(ceil(touched_rows), n_items)
+                up += sent * (4 * row.count(1) + 4)  # values and the row's id
             else:
                 tables += 4 * row.count(n_items)
         if self.upload.support == "nonzero":

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedmosaic import keys
 from fedmosaic.data.batches import Part
 
 
@@ -24,6 +26,14 @@ class Context:
     seed: int
     n_items: int
     n_clients: int
+    secret: int = 0  # of a device that keeps its draws to itself; 0: they follow from the seed alone
+
+    @property
+    def own_seed(self) -> int:
+        """What a device's own draws (negatives, order, noise) are keyed by."""
+        if not self.secret:
+            return self.seed
+        return int(keys.fold(keys.words(self.seed), keys.words(self.secret)).astype(np.int64)[0])
 
 
 Schedule = float | Callable[[Context], float]  # a number is a constant schedule
@@ -154,6 +164,11 @@ class Move:
     names: tuple[str, ...]
     rate: Schedule
     rule: Optimiser = SGD()
+
+    @property
+    def spreads(self) -> float:
+        """The decay that reaches rows without examples, if any does."""
+        return self.rule.decay if isinstance(self.rule, SGD) and self.rule.everywhere else 0.0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from fedmosaic.errors import RunError
 
@@ -58,11 +58,16 @@ def read_json(path: Path) -> Any:
 
 def save_tensors(path: Path, tensors: Tensors, meta: Mapping[str, Any] | None = None) -> None:
     """Write tensors with JSON metadata and a digest over both."""
+    write_atomic(path, pack(tensors, meta))
+
+
+def pack(tensors: Tensors, meta: Mapping[str, Any] | None = None) -> bytes:
+    """Tensors, JSON metadata and a digest over both, as bytes."""
     whole = {name: np.ascontiguousarray(t) for name, t in tensors.items()}
     described = json.dumps(dict(meta or {}), sort_keys=True)
     # One key only: the order of several is not fixed by the format, and equal content must be equal bytes.
-    header = json.dumps({"meta": described, "sha256": _digest(whole, described)})
-    write_atomic(path, save(whole, metadata={"fedmosaic": header}))
+    header = json.dumps({"meta": described, "sha256": digest_of(whole, described)})
+    return bytes(save(whole, metadata={"fedmosaic": header}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
@@ -75,13 +80,30 @@ def load_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
         raise RunError(f"{path} is missing") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
-    described = header.get("meta", "")
-    if header.get("sha256") != _digest(tensors, described):
-        raise RunError(f"{path} is damaged or foreign: its content does not have the digest it declares")
-    return tensors, json.loads(described)
+    return _checked(tensors, header, str(path))
 
 
-def _digest(tensors: Tensors, described: str) -> str:
+def unpack(content: bytes, what: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Read `pack` back; truncated, altered or foreign bytes are refused."""
+    try:
+        size = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + size]).get("__metadata__") or {}
+        header, tensors = json.loads(metadata.get("fedmosaic", "{}")), load(content)
+    except (SafetensorError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+        raise RunError(f"{what} is damaged: {error}") from None
+    return _checked(tensors, header, what)
+
+
+def _checked(tensors: dict[str, npt.NDArray[Any]], header: Any, what: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    described = header.get("meta", "") if isinstance(header, dict) else ""
+    if not isinstance(described, str) or header.get("sha256") != digest_of(tensors, described):
+        raise RunError(f"{what} is damaged or foreign: its content does not have the digest it declares")
+    meta: dict[str, Any] = json.loads(described)
+    return tensors, meta
+
+
+def digest_of(tensors: Tensors, described: str = "") -> str:
+    """SHA-256 of tensors, their names, types and shapes, and a text."""
     h = hashlib.sha256(described.encode())
     for name in sorted(tensors):
         value = tensors[name]

@@ -27,6 +27,7 @@ from fedmosaic.tree import Spec
 
 SCALE = float(1 << 32)  # resolution 2.3e-10
 LIMIT = float(1 << 20)
+SMALLEST_PAD = 64
 
 I64 = npt.NDArray[np.int64]
 
@@ -82,12 +83,13 @@ class Upload:
 
     `dense` sends every row, zeros included: all messages have one size, and under a secure sum or noise the support is
     hidden. On its own it hides nothing, since rows that were not trained are exactly zero. `touched` sends the trained
-    rows and their ids, and shows them to anybody who counts bytes; `nonzero` sends the numbers that are not zero, with
-    their places. Support decides bytes, not results.
+    rows and their ids, and shows them to anybody who counts bytes; `padded` sends other rows with them, up to the next
+    power of two, and hides from those who see sizes, not from the server, how many there are; `nonzero` sends the
+    numbers that are not zero, with their places. Support decides bytes, not results.
     """
 
     kind: Literal["value", "delta", "gradient"] = "delta"
-    support: Literal["dense", "touched", "nonzero"] = "dense"
+    support: Literal["dense", "padded", "touched", "nonzero"] = "dense"
     stack: tuple[Encoder, ...] = ()
     noise: Noise | None = None
 
@@ -144,6 +146,15 @@ class Sum:
         """The sum of all clients' changes of a parameter whose value was `value`, as floats."""
         total = np.asarray(self.totals[name] / SCALE)
         return total + self.shrink[name] / SCALE * value if name in self.shrink else total
+
+
+def padded_count(rows: int, n_items: int) -> int:
+    """How many rows are sent for so many trained ones, so that the size of a message tells little.
+
+    >>> padded_count(3, 1000), padded_count(100, 1000), padded_count(600, 1000)
+    (64, 128, 1000)
+    """
+    return min(max(SMALLEST_PAD, 1 << max(rows - 1, 0).bit_length()), n_items)
 
 
 def add_rows(total: I64, rows: npt.NDArray[np.int32], change: npt.NDArray[np.float32]) -> None:

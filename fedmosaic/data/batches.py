@@ -36,6 +36,7 @@ class Examples:
     places: I32  # among the user's positives, or among its negatives
     offsets: I64  # per client
     members: Ragged  # users of each client
+    numbers: I64  # of the clients, in the federation
 
     def part(self, part: Part) -> tuple[I64, I64]:
         """Places of a part's examples, and where each client's begin: every other positive and negative, or the rest.
@@ -89,7 +90,7 @@ def make_examples(data: TrainingSet, clients: I64, *, negatives: int, seed: int,
         data.n_items,
         seed=seed,
         round=round,
-        users=users.values,
+        users=data.number(users.values.astype(np.int64)),
     )
     # User by user: positives, then negatives.
     per_user = histories.lengths + drawn.lengths
@@ -102,7 +103,7 @@ def make_examples(data: TrainingSet, clients: I64, *, negatives: int, seed: int,
     at = np.repeat(starts[:-1] + histories.lengths - drawn.offsets[:-1], drawn.lengths) + np.arange(drawn.values.size)
     items[at], places[at] = drawn.values, within(drawn)
     owner = np.repeat(np.arange(users.values.size, dtype=np.int32), per_user)
-    return Examples(items, labels, owner, places, starts[users.offsets], users)
+    return Examples(items, labels, owner, places, starts[users.offsets], users, data.number(clients))
 
 
 def within(ragged: Ragged) -> I64:

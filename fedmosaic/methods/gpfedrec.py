@@ -104,7 +104,7 @@ class GPFedRec:
         item = algorithm.specs["item"].table(seed, data.n_items)
         state: dict[str, Array] = {"server/item": item, "seed": np.array([seed]), "n_items": np.array([data.n_items])}
         for name in (n for n in algorithm.stored if n != "anchor"):
-            state[f"private/{name}"] = first_rows(algorithm.specs[name], seed, data.n_users, data.n_clients)
+            state[f"private/{name}"] = first_rows(algorithm.specs[name], seed, data)
         everybody = np.broadcast_to(item, (data.n_users, *item.shape))
         last = np.zeros(data.n_users, dtype=np.int32)
         return state | {"anchor": everybody.copy(), "tuned": everybody.copy(), "last": last}

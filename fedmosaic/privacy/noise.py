@@ -45,7 +45,7 @@ class AddedNoise:
     def add(self, total: I64, name: str, clients: Any, ctx: Context) -> None:
         """Sum of the clients' noise, in place and in fixed point."""
         label = zlib.crc32(name.encode())
-        key = keys.derive(seed=ctx.seed, purpose=keys.Purpose.NOISE, round=ctx.round, client=clients)
+        key = keys.derive(seed=ctx.own_seed, purpose=keys.Purpose.NOISE, round=ctx.round, client=clients)
         _add(total.reshape(-1), keys.fold(key, keys.words(label)), self.scale, self.kind == "laplace")
 
 
@@ -127,7 +127,7 @@ class PseudoItems(OneSided):
         result = change.copy()
         rows = change.reshape(parcel.clients, -1, change.shape[-1])  # every client holds the whole catalogue
         key = keys.derive(
-            seed=parcel.ctx.seed, purpose=keys.Purpose.PSEUDO, round=parcel.ctx.round, client=parcel.members
+            seed=parcel.ctx.own_seed, purpose=keys.Purpose.PSEUDO, round=parcel.ctx.round, client=parcel.members
         )
         for place in range(parcel.clients):
             real = (rows[place] != 0).any(-1)

@@ -113,9 +113,9 @@ def gathered(
 def holding(algorithm: Algorithm, task: Task, place: Place) -> Block:
     """A block that only holds: no examples, no steps to come."""
     nothing = np.zeros(0, dtype=np.int32)
-    examples = Examples(
-        nothing, nothing.astype(np.float32), nothing, nothing, np.zeros(place.clients.size + 1, np.int64), place.members
-    )
+    none, offsets = nothing.astype(np.float32), np.zeros(place.clients.size + 1, np.int64)
+    numbers = task.data.number(place.clients)
+    examples = Examples(nothing, none, nothing, nothing, offsets, place.members, numbers)
     params = {name: load(algorithm, task, place, name) for name in algorithm.specs}
     return Block(place, examples, nothing.astype(np.int64), params, {}, {}, {}, {}, {})
 

@@ -109,7 +109,7 @@ class Block:
 def plan(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool) -> tuple[Place, Examples, I64]:
     """Examples of some clients and the rows they need: touched items only, or (`dense`) the whole catalogue."""
     data, ctx = task.data, task.ctx
-    examples = make_examples(data, clients, negatives=algorithm.negatives, seed=ctx.seed, round=ctx.round)
+    examples = make_examples(data, clients, negatives=algorithm.negatives, seed=ctx.own_seed, round=ctx.round)
     if dense:
         whole = np.tile(np.arange(data.n_items, dtype=np.int32), clients.size)
         touched = Ragged(whole, np.arange(clients.size + 1) * data.n_items)
@@ -126,7 +126,7 @@ def turns(block: Block, one: Pass, number: int, ctx: Context) -> Iterator[Turn]:
     awake, last = np.ones(lengths.size, dtype=bool), np.full(lengths.size, np.nan)
     for epoch in range(one.epochs):
         key = epoch + PASSES * number
-        order = chosen[shuffled(offsets, block.place.clients, seed=ctx.seed, round=ctx.round, epoch=key)]
+        order = chosen[shuffled(offsets, block.examples.numbers, seed=ctx.own_seed, round=ctx.round, epoch=key)]
         for start in range(0, int(lengths.max(initial=0)), size):
             left = np.clip(lengths - start, 0, size) * awake
             if not left.any():

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from fedmosaic.errors import ScoreError
 from fedmosaic.ragged import I64, Ragged
-from fedmosaic.training import State
+from fedmosaic.training import State, TrainingSet
 from fedmosaic.tree import F32, Axis, Spec
 
 Array = npt.NDArray[Any]
@@ -70,14 +70,14 @@ def allocate(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
         return np.memmap(Path(folder) / "store", dtype=dtype, mode="w+", shape=shape)
 
 
-def first_rows(spec: Spec, seed: int, n_users: int, n_clients: int) -> F32:
+def first_rows(spec: Spec, seed: int, data: TrainingSet) -> F32:
     """Private parameters before the first round; item tables begin empty and need none."""
-    count = n_users if spec.axis is Axis.USER else n_clients
+    count = data.n_users if spec.axis is Axis.USER else data.n_clients
     values: F32 = allocate((count, *spec.shape))
     for begin in range(0, count, 1 << 16):
         part = np.arange(begin, min(begin + (1 << 16), count))
         # A whole tensor begins the same on every client, as if the server had sent it.
-        values[part] = spec.rows(seed, part if spec.axis is Axis.USER else np.zeros_like(part))
+        values[part] = spec.rows(seed, data.number(part) if spec.axis is Axis.USER else np.zeros_like(part))
     return values
 
 

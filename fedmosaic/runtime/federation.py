@@ -50,15 +50,20 @@ class Federation:
         data = self._arranged(data)
         state: dict[str, Array] = {"last": np.zeros(data.n_clients, dtype=np.int32)}
         state |= {"seed": np.array([seed]), "n_items": np.array([data.n_items])}
-        for name in self.algorithm.received:
-            value = self.algorithm.specs[name].table(seed, data.n_items)
-            state[f"server/{name}"] = value
-            if name in self.algorithm.sent:
-                state |= {f"rule/{name}.{i}": m for i, m in enumerate(self.algorithm.server.memory(value))}
         for name in self.algorithm.stored:
             spec = self.algorithm.specs[name]
             if spec.axis is not Axis.ITEM:
-                state[f"private/{name}"] = devices.first_rows(spec, seed, data.n_users, data.n_clients)
+                state[f"private/{name}"] = devices.first_rows(spec, seed, data)
+        return self.first_server(data.n_items, seed) | state
+
+    def first_server(self, n_items: int, seed: int) -> dict[str, Array]:
+        """The server's part of the state before round 1."""
+        state: dict[str, Array] = {}
+        for name in self.algorithm.received:
+            value = self.algorithm.specs[name].table(seed, n_items)
+            state[f"server/{name}"] = value
+            if name in self.algorithm.sent:
+                state |= {f"rule/{name}.{i}": m for i, m in enumerate(self.algorithm.server.memory(value))}
         return state
 
     def advance(
@@ -72,18 +77,25 @@ class Federation:
         asked = None
         if probe is not None and self.algorithm.keeps:
             asked = probe if members.size == data.n_users and data.silos is None else probe.take(members)
-        task = self.task(data, state, ctx, cohort, asked)
-        done = self._run(self.algorithm, task) if self.team is None else self._share(self.team, task)
-        total = add_noise(self.algorithm, done.total, cohort, ctx)
-        after = apply(self.algorithm, {**state, **done.held}, total, ctx)
-        after["last"] = state["last"].copy()
-        after["last"][cohort] = round
-        if self.algorithm.keeps:
-            after |= self._remembered(data, state, after["last"], cohort, round)
+        held, done = self.contribute(data, state, ctx, cohort, asked)
+        after = apply(self.algorithm, held, done.total, ctx)
         answers = None if probe is None else self._answers(data, state, after, probe, members, done.probed)
         if answers is not None and self.algorithm.keeps:
             after["answers"] = answers  # of users who were not asked this round, too
         return after, self._record(data, state, done), answers
+
+    def contribute(
+        self, data: TrainingSet, state: State, ctx: Context, cohort: I64, asked: Ragged | None = None
+    ) -> tuple[dict[str, Array], Outcome]:
+        """The devices' half of a round: the state with what they hold afterwards, and the sum of what they send."""
+        task = self.task(data, state, ctx, cohort, asked)
+        done = self._run(self.algorithm, task) if self.team is None else self._share(self.team, task)
+        add_noise(self.algorithm, done.total, data.number(cohort), ctx)
+        after = {**state, **done.held, "last": state["last"].copy()}
+        after["last"][cohort] = ctx.round
+        if self.algorithm.keeps:
+            after |= self._remembered(data, state, after["last"], cohort, ctx.round)
+        return after, done
 
     def _record(self, data: TrainingSet, state: State, done: Outcome) -> RoundRecord:
         clients, algorithm = max(done.total.clients, 1), self.algorithm

@@ -26,7 +26,7 @@ from fedmosaic.ragged import Ragged
 from fedmosaic.runtime import kernel_pair
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.fused import EMPTY, FAST, GROUP, add, choose, dots, flush, load, meet, step
-from fedmosaic.runtime.kernel_common import collected, put_back, shuffle_keys, user_side
+from fedmosaic.runtime.kernel_common import client_keys, collected, put_back, shuffle_keys, user_side
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Role
 
@@ -78,7 +78,7 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     probed = np.empty(probe.values.size, dtype=np.float32)
     _train(
         data.histories.values, data.histories.offsets, data.excluded.values, data.excluded.offsets, cohort,
-        keys.derive(seed=ctx.seed, purpose=keys.Purpose.NEGATIVES, round=ctx.round, client=cohort),
+        client_keys(task, keys.Purpose.NEGATIVES),
         shuffle_keys(algorithm, task), *pass_tables(algorithm), item, user, bias, "bias" in algorithm.specs,
         _rates(algorithm, ctx), algorithm.negatives, probe.values, probe.offsets, probed, totals, touched, losses, seen,
         healthy,

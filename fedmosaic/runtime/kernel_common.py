@@ -22,7 +22,7 @@ def user_side(algorithm: Algorithm, task: Task) -> tuple[Any, Any]:
         if name not in algorithm.specs:
             found.append(np.zeros((task.cohort.size, 1), dtype=np.float32))
         elif algorithm.roles[name] is Role.REBUILT:
-            found.append(algorithm.specs[name].rows(task.ctx.seed, task.cohort))
+            found.append(algorithm.specs[name].rows(task.ctx.seed, task.data.number(task.cohort)))
         else:
             found.append(task.held[f"private/{name}"][task.cohort])
     return found[0], found[1][:, 0].copy()
@@ -39,10 +39,15 @@ def put_back(algorithm: Algorithm, task: Task, user: Any, bias: Any) -> dict[str
     return held
 
 
+def client_keys(task: Task, purpose: keys.Purpose) -> keys.U64:
+    """Keys of the cohort's own draws."""
+    ctx = task.ctx
+    return keys.derive(seed=ctx.own_seed, purpose=purpose, round=ctx.round, client=task.data.number(task.cohort))
+
+
 def shuffle_keys(algorithm: Algorithm, task: Task) -> Any:
     """Keys of every epoch of every pass, [epochs, cohort]."""
-    ctx = task.ctx
-    key = keys.derive(seed=ctx.seed, purpose=keys.Purpose.SHUFFLE, round=ctx.round, client=task.cohort)
+    key = client_keys(task, keys.Purpose.SHUFFLE)
     return np.stack(
         [
             keys.fold(key, keys.words(epoch + PASSES * number))

@@ -28,7 +28,7 @@ from fedmosaic.runtime import devices
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.devices import Place
 from fedmosaic.runtime.fused_clients import Plan, Store, train_pairs
-from fedmosaic.runtime.kernel_common import collected, put_back, shuffle_keys, user_side
+from fedmosaic.runtime.kernel_common import client_keys, collected, put_back, shuffle_keys, user_side
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Axis, Role, first_table
 from fedmosaic.upload import fixed
@@ -134,23 +134,17 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     probed = np.empty(probe.values.size, np.float32)
     train_pairs(
         data.histories.values, data.histories.offsets, data.excluded.values, data.excluded.offsets, cohort,
-        keys.derive(seed=ctx.seed, purpose=keys.Purpose.NEGATIVES, round=ctx.round, client=cohort),
+        client_keys(task, keys.Purpose.NEGATIVES),
         shuffle_keys(algorithm, task), item, user, bias, "bias" in algorithm.specs, mix, algorithm.negatives, plan,
         store, shrunk, probe.values, probe.offsets, probed, totals, touched, losses, seen, healthy,
     )  # fmt: skip
-    shrink = {"item": sum(fixed(float(s) - 1) for s in shrunk[:, 1])} if _spreads(algorithm, "item") else {}
+    shrink = {"item": sum(fixed(float(s) - 1) for s in shrunk[:, 1])} if "item" in algorithm.spread else {}
     upload = collected(totals, touched, losses, seen, healthy, shrink)
     if _lonely(algorithm):
         upload = replace(upload, totals={}, shrink={})
     held = put_back(algorithm, task, user, bias)
     devices.write(held, _kept(algorithm, task, own, store, mix, shrunk), data.n_users, data.n_clients)
     return Outcome(upload, held, probed if task.probe is not None else None)
-
-
-def _spreads(algorithm: Algorithm, name: str) -> bool:
-    """Whether decay reaches a table's rows without examples."""
-    rules = [m.rule for m in algorithm.moves if name in m.names]
-    return any(isinstance(rule, SGD) and rule.everywhere and rule.decay > 0 for rule in rules)
 
 
 def _kept(
@@ -164,7 +158,7 @@ def _kept(
     parts: dict[str, list[devices.Stored]] = {}
     if not store.restart:
         parts[algorithm.shelf(name)] = [(Axis.ITEM, place, store.out_rows[at])]
-        if _spreads(algorithm, name):
+        if any(move.spreads for move in algorithm.moves if name in move.names):
             parts[f"{algorithm.shelf(name)}.scale"] = [(Axis.WHOLE, place, shrunk[:, 0])]
     if "item.mix" in algorithm.specs:
         parts["private/item.mix"] = [(Axis.WHOLE, place, mix)]

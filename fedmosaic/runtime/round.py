@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedmosaic.algorithm import Algorithm
-from fedmosaic.local import SGD, Context, Move, Phase, Rate, value_of
+from fedmosaic.local import Context, Move, Phase, Rate, value_of
 from fedmosaic.models.view import Batch, View
 from fedmosaic.ragged import I64
 from fedmosaic.runtime import devices
@@ -48,7 +48,7 @@ def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False
     given = {n: before[n] for n in algorithm.received if n in before}
     given |= {n: _received(algorithm, task, place, n) for n in algorithm.names(Role.KEPT)}
     gradients = {n: torch.zeros(params[n].shape) for n in still}
-    shrunk = {n: torch.ones(clients.size) for move in algorithm.moves if _decay(move) for n in move.names}
+    shrunk = {n: torch.ones(clients.size) for move in algorithm.moves if move.spreads for n in move.names}
     history = history_of(examples, rows, place, algorithm.watches) if algorithm.watches else None
     return Block(place, examples, rows, params, before, given, memory, gradients, shrunk, history)
 
@@ -58,20 +58,18 @@ def load(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tensor:
     spec, role = algorithm.specs[name], algorithm.roles[name]
     if role in (Role.SHARED, Role.PERSONALISED, Role.FROZEN):
         return _received(algorithm, task, place, name)
-    if role is Role.KEPT:  # rows the device has never trained are the server's
-        fresh = _received(algorithm, task, place, name).numpy()
-    else:
-        fresh = first_values(spec, task.ctx.seed, place)
+    kept = role is Role.KEPT  # rows the device has never trained are the server's
+    fresh = _received(algorithm, task, place, name).numpy() if kept else first_values(spec, task, place)
     if role is Role.REBUILT:
         return torch.from_numpy(fresh)
     return torch.from_numpy(devices.read(task.held, algorithm.shelf(name), spec.axis, place, fresh))
 
 
-def first_values(spec: Spec, seed: int, place: Place) -> Array:
+def first_values(spec: Spec, task: Task, place: Place) -> Array:
     """What a device's own parameter is before its first round."""
     if spec.axis is Axis.ITEM:
-        return np.asarray(first_table(spec, seed, place.n_items)[place.touched.values])
-    return spec.rows(seed, place.users if spec.axis is Axis.USER else np.zeros_like(place.clients))
+        return np.asarray(first_table(spec, task.ctx.seed, place.n_items)[place.touched.values])
+    return spec.rows(task.ctx.seed, task.data.number(place.users) if spec.axis is Axis.USER else place.clients * 0)
 
 
 def _received(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tensor:
@@ -98,11 +96,6 @@ def _memory(
         for part in result:
             part[still] = 0  # a row that no example trains does not drift on old momentum
     return result
-
-
-def _decay(move: Move) -> float:
-    """The decay of rows without examples."""
-    return move.rule.decay if isinstance(move.rule, SGD) and move.rule.everywhere else 0.0
 
 
 def advance(algorithm: Algorithm, block: Block, turn: Turn, phases: tuple[Phase, ...], ctx: Context) -> Block:
@@ -146,7 +139,7 @@ def _step(
     move.rule.step(value, gradient, memory, by_row)
     if name in block.shrunk:
         factor = 1.0 if turn.factor is None else turn.factor
-        block.shrunk[name][: turn.active] *= 1 - _decay(move) * rate * factor
+        block.shrunk[name][: turn.active] *= 1 - move.spreads * rate * factor
 
 
 def _prepare(
@@ -178,26 +171,16 @@ def finish(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[Sum, Held]
             if algorithm.specs[name].axis is Axis.ITEM and name not in block.shrunk:
                 block.params[name][still] = block.before[name][still]
     totals, numbers = _totals(algorithm, block, ctx)
-    spread = not algorithm.upload.stack  # else the whole change went through the stack, row by row
     upload = Sum(
         totals=totals,
         touched=np.bincount(block.place.touched.values[trained], minlength=block.place.n_items),
         clients=block.place.clients.size,
         examples=int(block.seen.sum()),
         loss=float((block.loss / np.maximum(block.seen, 1)).sum()),
-        shrink={
-            n: sum(fixed(float(s) - 1) for s in block.shrunk[n])
-            for n in algorithm.sent
-            if spread and _spreads(algorithm, block, n)
-        },
+        shrink={n: sum(fixed(float(s) - 1) for s in block.shrunk[n]) for n in algorithm.spread},
         numbers=numbers,
     )
     return upload, _stays(algorithm, block, trained)
-
-
-def _spreads(algorithm: Algorithm, block: Block, name: str) -> bool:
-    """Whether a parameter's rows without examples change, all by the same share of a client."""
-    return name in block.shrunk and algorithm.specs[name].axis is Axis.ITEM and name not in block.gradients
 
 
 def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str, Any], int]:
@@ -206,7 +189,7 @@ def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str,
     changes = {n: block.gradients.get(n, block.params[n] - block.before[n]) for n in algorithm.sent}
     if upload.stack:
         own = {n: block.before[n] for n in algorithm.sent}
-        parcel = Parcel(changes, own, {n: owners[n] for n in algorithm.sent}, block.place.clients, ctx)
+        parcel = Parcel(changes, own, {n: owners[n] for n in algorithm.sent}, block.examples.numbers, ctx)
         changes = dict(upload.encode(parcel))
     totals, numbers = {}, 0
     for name, change in changes.items():
@@ -214,7 +197,7 @@ def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str,
         item = spec.axis is Axis.ITEM
         if item and upload.support == "nonzero":
             numbers += int(((change + block.before[name]) if upload.kind == "value" else change).count_nonzero())
-        if not upload.stack and _spreads(algorithm, block, name):
+        if name in algorithm.spread:
             change = change - (block.shrunk[name] - 1)[owners[name]][:, None] * block.before[name]
         rows = block.place.touched.values if item else np.zeros(change.shape[0], dtype=np.int32)
         total = np.zeros((block.place.n_items if item else 1, *upload.shape(spec)), dtype=np.int64)
@@ -243,12 +226,11 @@ def _stays(algorithm: Algorithm, block: Block, trained: Array) -> Held:
     return held
 
 
-def add_noise(algorithm: Algorithm, total: Sum, clients: I64, ctx: Context) -> Sum:
-    """What the clients' own noise adds to their sum; on a device, `clients` is one."""
+def add_noise(algorithm: Algorithm, total: Sum, numbers: I64, ctx: Context) -> None:
+    """What the clients' own noise adds to their sum, in place; on a device, there is one client."""
     if algorithm.upload.noise is not None:
         for name, value in total.totals.items():
-            algorithm.upload.noise.add(value, name, clients, ctx)
-    return total
+            algorithm.upload.noise.add(value, name, numbers, ctx)
 
 
 def apply(algorithm: Algorithm, server: State, total: Sum, ctx: Context) -> dict[str, Array]:

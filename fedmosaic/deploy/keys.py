@@ -1,0 +1,86 @@
+"""Certificates and node keys: a certificate authority of the federation's own, EC P-256; node keys EC P-384.
+
+Nothing here is invented: it is what Flower asks for, made with `cryptography`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fedmosaic.store import write_atomic
+
+YEARS = 5
+CA, CA_KEY = "ca.crt", "ca.key"
+CERTIFICATE, KEY = "server.crt", "server.key"
+NODE_KEY = "node.key"
+
+
+def make_authority(folder: Path) -> None:
+    """A self-signed authority: ca.crt goes to every node, ca.key stays with the server."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedmosaic authority")])
+    use = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    made = _begun(name, name, key.public_key())
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(use, True)
+    made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    write_atomic(folder / CA, _pem(made.sign(key, hashes.SHA256())))
+    write_atomic(folder / CA_KEY, _private(key))
+
+
+def make_certificate(folder: Path, hosts: list[str]) -> None:
+    """The server's certificate, valid for the names and addresses nodes will dial."""
+    authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+    signer = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedmosaic server")])
+    made = _begun(name, authority.subject, key.public_key())
+    made = made.add_extension(x509.SubjectAlternativeName([_named(h) for h in hosts]), critical=False)
+    made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    made = made.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    write_atomic(folder / CERTIFICATE, _pem(made.sign(signer, hashes.SHA256())))
+    write_atomic(folder / KEY, _private(key))
+
+
+def make_node_key(folder: Path) -> str:
+    """A node's own key, in the folder that goes to it; returns the public half."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    form = serialization.PrivateFormat.OpenSSH
+    private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    write_atomic(folder / NODE_KEY, private)
+    write_atomic(folder / f"{NODE_KEY}.pub", public)
+    return public.decode()
+
+
+def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    made = made.serial_number(x509.random_serial_number())
+    return made.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=365 * YEARS))
+
+
+def _named(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

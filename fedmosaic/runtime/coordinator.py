@@ -1,0 +1,252 @@
+"""The server of a deployment: asks nodes, checks what they send, and commits a round when its outcome is on disk.
+
+    server.safetensors    server/NAME, rule/NAME.i, moved/NAME (per row, the version it moved in); how far it has come
+    rounds.jsonl          one line per committed round
+    refused.jsonl         what did not count, from whom, and why
+
+Nothing of a round is stored before all of it is: a server that dies begins the round again, and nodes that have worked
+for it already repeat their answers. An upload counts once: only for the attempt it was asked in, while the round is
+open, from the node that was asked. Nodes that still owe an answer are not asked again until it comes or its time is up.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmosaic.data.batches import draw_cohort, round_half_up
+from fedmosaic.errors import RunError
+from fedmosaic.local import Context
+from fedmosaic.ragged import I64
+from fedmosaic.runtime.devices import Array
+from fedmosaic.runtime.pact import Pact, stamp_of
+from fedmosaic.runtime.protocol import WHOLE, Refused, Reply, Rules, Task, Transport, Update, changed_since
+from fedmosaic.runtime.round import apply
+from fedmosaic.store import load_tensors, save_tensors
+from fedmosaic.tree import Axis
+from fedmosaic.upload import Sum
+
+STATE = "server.safetensors"
+PAUSE = 0.05  # seconds between two looks for answers
+OWED = 5.0  # deadlines after which a debt is forgotten
+
+Roster = Mapping[str, I64]  # admitted nodes, and the numbers of their clients
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Asked:
+    """A task that is out."""
+
+    node: str
+    attempt: str
+    clients: int
+    until: float
+    upload: bool
+    open: bool = True  # whether its round is
+
+
+@dataclass
+class Count:
+    """What has come in for a round."""
+
+    total: Sum | None = None
+    nodes: list[str] = field(default_factory=list)
+    refused: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: list[float] = field(default_factory=list)  # of work on nodes
+
+    @property
+    def clients(self) -> int:
+        """Clients counted."""
+        return 0 if self.total is None else self.total.clients
+
+
+class Coordinator:
+    """Holds rounds over a transport; state is on disk after every one."""
+
+    def __init__(
+        self,
+        place: Path,
+        roster: Roster,
+        transport: Transport,
+        *,
+        pact: Pact | None = None,
+        n_items: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        pause: float = PAUSE,
+        tell: Tell | None = None,
+    ) -> None:
+        self.place, self.roster, self.transport = place, dict(roster), transport
+        self.pact = Pact.read(place) if pact is None else pact
+        self.federation, self.n_items = self.pact.build(), n_items
+        self.clock, self.sleep, self.pause, self.tell = clock, sleep, pause, tell
+        algorithm = self.federation.algorithm
+        self.rules = Rules(algorithm, n_items, self.pact.largest_norm, self.pact.row_quota)
+        self.tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
+        self.state, self.version = self._stored()
+        self.asked: dict[str, Asked] = {}  # by message
+        self.holds: dict[str, int] = {}  # version each node said it holds
+
+    def _stored(self) -> tuple[dict[str, Array], int]:
+        file = self.place / STATE
+        if file.is_file():
+            state, meta = load_tensors(file)
+            if meta["federation"] != self.pact.digest():
+                raise RunError(f"{file} belongs to another federation (method, seed, catalogue or support differ)")
+            return state, int(meta["round"])
+        state = self.federation.first_server(self.n_items, self.pact.seed)
+        return state | {f"moved/{n}": np.zeros(self.n_items, np.int32) for n in self.tables}, 0
+
+    @property
+    def clients(self) -> int:
+        """Clients admitted, in all."""
+        return int(sum(n.size for n in self.roster.values()))
+
+    def parameters(self) -> dict[str, Array]:
+        """What nodes receive."""
+        return {n: self.state[f"server/{n}"] for n in self.federation.algorithm.received}
+
+    def run(self) -> None:
+        """All rounds that are left."""
+        while self.version < self.federation.rounds:
+            self.round()
+
+    def round(self) -> dict[str, Any]:
+        """One committed round; attempts with too few clients are given up and begun again."""
+        number, begun, abandoned = self.version + 1, self.clock(), 0
+        while (count := self._attempt(number, upload=True)).total is None or count.clients < self.pact.least:
+            if count.bytes_down:  # somebody was asked
+                abandoned += 1
+                detail = f"{count.clients} clients, {self.pact.least} are needed"
+                self._log("refused.jsonl", {"round": number, "node": "all", "reason": "least", "detail": detail})
+            self.sleep(1.0)
+        ctx = Context(number, self.pact.seed, self.n_items, self.clients)
+        self._commit(apply(self.federation.algorithm, self.state, count.total, ctx), number)
+        loss = None if self.federation.algorithm.upload.noise is not None else count.total.loss / count.clients
+        line = {
+            "round": number, "clients": count.clients, "nodes": len(count.nodes), "refused": count.refused,
+            "abandoned": abandoned, "loss": loss, "bytes_up": count.bytes_up,
+            "bytes_down": count.bytes_down, "seconds": round(self.clock() - begun, 3),
+            "work": round(max(count.seconds, default=0.0), 3),
+        }  # fmt: skip
+        self._log("rounds.jsonl", line)
+        if self.tell is not None:
+            self.tell(line)
+        return line
+
+    def share(self) -> int:
+        """Give the newest parameters to whoever is there and lacks them; newcomers adapt. How many took them."""
+        return len(self._attempt(self.version + 1, upload=False).nodes)
+
+    def _attempt(self, number: int, *, upload: bool) -> Count:
+        """Ask who is there, and take answers until all or enough have come or the round closes."""
+        count, closes = Count(), self.clock() + self.pact.deadline
+        wanted, drawn = self._wanted(number) if upload else (self.clients, self.roster)
+        mine: set[str] = set()
+        self._collect(None, mine)  # what came in between rounds
+        busy = {a.node for a in self.asked.values()}
+        there = set(self.transport.nodes())
+        for node in (n for n in drawn if n in there and n not in busy):
+            if upload or self.holds.get(node) != self.version:
+                mine.add(self._ask(node, drawn[node], number, closes, upload, count))
+        while mine & set(self.asked) and count.clients < wanted and self.clock() < closes:
+            for node in self._collect(count, mine):
+                self.holds.pop(node, None)
+                mine.add(self._ask(node, drawn[node], number, closes, upload, count))
+            self.sleep(self.pause)
+        for message in mine & set(self.asked):
+            self.asked[message].open = False
+        return count
+
+    def _wanted(self, number: int) -> tuple[int, Roster]:
+        """How many clients a round wants, and whom it asks for that: some more, if some are expected to be lost."""
+        participation = self.federation.participation
+        if participation == 1:
+            return self.clients, self.roster
+        wanted = max(1, round_half_up(participation * self.clients))
+        share = min(1.0, participation * self.pact.spare)
+        drawn = draw_cohort(self.clients, share, seed=self.pact.seed, round=number)
+        chosen = {node: np.intersect1d(numbers, drawn) for node, numbers in self.roster.items()}
+        return wanted, {node: numbers for node, numbers in chosen.items() if numbers.size}
+
+    def _ask(self, node: str, clients: I64, number: int, closes: float, upload: bool, count: Count) -> str:
+        base = self.holds.get(node, WHOLE)
+        parameters = self.parameters()
+        moved = {n: self.state[f"moved/{n}"] for n in self.tables}
+        tensors = parameters if base == WHOLE else changed_since(base, parameters, moved)
+        task = Task(
+            federation=self.pact.digest(), round=number, attempt=secrets.token_hex(16), seed=self.pact.seed,
+            version=self.version, stamp=stamp_of(parameters), clients=clients, tensors=tensors,
+            base=base if any(n.endswith(".rows") for n in tensors) else WHOLE, upload=upload,
+        )  # fmt: skip
+        content = task.encode()
+        count.bytes_down += len(content)
+        patience = max(closes - self.clock(), 0) + OWED * self.pact.deadline
+        message = self.transport.send(node, content, patience)
+        self.asked[message] = Asked(node, task.attempt, clients.size, self.clock() + patience, upload)
+        return message
+
+    def _collect(self, count: Count | None, mine: set[str]) -> list[str]:
+        """Take in what has come; returns the nodes that ask for whole parameters."""
+        again = []
+        for reply in self.transport.receive():
+            asked = self.asked.pop(reply.message, None)
+            try:
+                if self._counted(reply, asked, count, mine) == "resync" and asked is not None:
+                    again.append(asked.node)
+            except Refused as error:
+                if count is not None:
+                    count.refused += 1
+                node = "unknown" if asked is None else asked.node
+                self._log("refused.jsonl", {"round": self.version + 1, "node": node, **error.line()})
+        for message in [m for m, a in self.asked.items() if a.until < self.clock()]:
+            self.asked.pop(message)
+        return again
+
+    def _counted(self, reply: Reply, asked: Asked | None, count: Count | None, mine: set[str]) -> str:
+        """Check an answer and count it; its status."""
+        if reply.content is None:
+            raise Refused("failed", reply.error)
+        update = Update.decode(reply.content)
+        now = self.version + 1
+        if update.federation != self.pact.digest():
+            raise Refused("federation", f"it belongs to another federation: {update.detail[:200]}")
+        if asked is None or update.attempt != asked.attempt:
+            raise Refused("duplicate" if update.round == now else "round", f"round {update.round}: nobody waits for it")
+        self.holds[asked.node] = update.version
+        if count is None or reply.message not in mine or not asked.open or update.round != now:
+            raise Refused("late", f"round {update.round} is closed")
+        if update.status == "failed":
+            raise Refused("failed", update.detail[:200])
+        if update.status == "done":
+            count.bytes_up += len(reply.content)
+            if asked.upload:
+                if not 0 < update.clients <= asked.clients:
+                    raise Refused("clients", f"{update.clients} clients, {asked.clients} were asked")
+                one = self.rules.open_sum(update)
+                count.total = one if count.total is None else count.total + one
+            count.nodes.append(asked.node)
+            count.seconds.append(float(update.seconds))
+        return update.status
+
+    def _commit(self, state: dict[str, Array], number: int) -> None:
+        """The round counts from here on."""
+        for name in self.tables:
+            moved = (state[f"server/{name}"] != self.state[f"server/{name}"]).reshape(self.n_items, -1).any(1)
+            state[f"moved/{name}"] = np.where(moved, np.int32(number), self.state[f"moved/{name}"])
+        save_tensors(self.place / STATE, state, {"round": number, "federation": self.pact.digest()})
+        self.state, self.version = state, number
+
+    def _log(self, name: str, line: dict[str, Any]) -> None:
+        with (self.place / name).open("a") as stream:
+            stream.write(json.dumps(line) + "\n")

@@ -1,0 +1,92 @@
+"""Flower carries the messages: a ServerApp around the coordinator, a ClientApp around a node. Nothing else imports it.
+
+Only its grid is used, to push and pull; rounds, deadlines, checks and state are ours, because Flower's own do not
+resume, cannot add sparse updates and keep what a client holds in memory. The ClientApp runs in a process of its own for
+every message, so it only passes the bytes on to the node's process (`relay.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedmosaic.runtime.relay import relay
+
+if TYPE_CHECKING:
+    from fedmosaic.runtime.protocol import Reply
+
+PAUSE = 0.2  # seconds between two looks for answers: each is a request
+
+client_app = ClientApp()
+server_app = ServerApp()
+
+
+def _record(content: bytes) -> Any:
+    return RecordDict({"fedmosaic": ConfigRecord({"bytes": content})})
+
+
+def _bytes(message: Message) -> bytes:
+    record: Any = message.content["fedmosaic"]
+    return bytes(record["bytes"])
+
+
+@client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
+def answer(message: Message, context: Context) -> Message:
+    """Hand a task to the node's process, and its answer back."""
+    return Message(_record(relay(str(context.node_config["socket"]), _bytes(message))), reply_to=message)
+
+
+class FlowerTransport:
+    """Nodes over a Flower grid; `names` tells admitted nodes by their Flower ids."""
+
+    def __init__(self, grid: Grid, names: Mapping[int, str]) -> None:
+        self.grid, self.names = grid, dict(names)
+        self.ids = {name: number for number, name in self.names.items()}
+        self.waiting: set[str] = set()
+        self.lost: list[str] = []
+
+    def nodes(self) -> list[str]:
+        """Admitted nodes that are connected."""
+        return [self.names[n] for n in self.grid.get_node_ids() if n in self.names]
+
+    def send(self, node: str, content: bytes, seconds: float) -> str:
+        """Push a task; Flower drops it when its time is over."""
+        message = Message(_record(content), self.ids[node], "train", ttl=seconds)
+        pushed = list(self.grid.push_messages([message]))
+        if not pushed or not pushed[0]:
+            self.lost.append(f"lost-{len(self.lost)}-{node}")
+            return self.lost[-1]
+        self.waiting.add(pushed[0])
+        return pushed[0]
+
+    def receive(self) -> list[Reply]:
+        """Pull what has come in; an error of Flower's is an answer too."""
+        from fedmosaic.runtime.protocol import Reply
+
+        found = [Reply(name, None, "it could not be sent") for name in self.lost]
+        self.lost = []
+        if self.waiting:
+            for message in self.grid.pull_messages(list(self.waiting)):
+                name = message.metadata.reply_to_message_id  # an error's sender is not its node
+                self.waiting.discard(name)
+                if message.has_error():
+                    found.append(Reply(name, None, f"Flower error {message.error.code}: {message.error.reason}"))
+                else:
+                    found.append(Reply(name, _bytes(message)))
+        return found
+
+
+@server_app.main()  # type: ignore[untyped-decorator, unused-ignore]
+def hold_rounds(grid: Grid, context: Context) -> None:
+    """All rounds of the deployment whose folder the run names."""
+    from fedmosaic.deploy.fleet import ServerFolder
+
+    folder = ServerFolder(Path(str(context.run_config["folder"])))
+    transport = FlowerTransport(grid, folder.flower_ids())
+    config = context.run_config
+    folder.hold(transport, token=str(config["token"]), serve=float(str(config["serve"])), pause=PAUSE)
