@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmosaic import cli_evidence
+from fedmosaic import cli_deploy, cli_evidence
 from fedmosaic.cli_options import DataDir, Json, Quiet, note_licence
 from fedmosaic.errors import FedmosaicError, RequestError, SettingsError
 from fedmosaic.report.console import console, list_row, plain, print_table, progress_bar, show_summary
@@ -28,6 +28,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(cli_evidence.app)
+app.add_typer(cli_deploy.app, name="deploy")
 
 
 def main() -> None:
@@ -145,8 +146,9 @@ def show(
 
 @app.command()
 def recommend(
-    place: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a saved model.")],
-    user: Annotated[list[str], typer.Option(help="User id; may be repeated.")],
+    place: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder or a saved model.")] = None,
+    user: Annotated[list[str] | None, typer.Option(help="User id; may be repeated.")] = None,
+    device: Annotated[Path | None, typer.Option(help="Folder of a device or silo: answers without a server.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Length of the list.")] = 10,
     as_json: Json = False,
 ) -> None:
@@ -154,8 +156,19 @@ def recommend(
     from fedmosaic.folder import RunFolder
     from fedmosaic.recommender import FederatedRecommender
 
-    saved = (place / "model.json").is_file()
-    model = FederatedRecommender.load(place) if saved else RunFolder.open(place).recommender()
+    if device is not None:
+        from fedmosaic.runtime.node import Node
+
+        model = Node(device).recommender()
+    elif place is not None:
+        saved = (place / "model.json").is_file()
+        model = FederatedRecommender.load(place) if saved else RunFolder.open(place).recommender()
+    else:
+        raise SettingsError("say which RUN, or --device FOLDER")
+    alone = device is not None and len(model.users_) == 1
+    user = user or ([str(model.users_.ids[0])] if alone else [])
+    if not user:
+        raise SettingsError("say which --user")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lists = model.recommend(user, k)

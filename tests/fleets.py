@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedmosaic.runtime.coordinator import Coordinator
 from fedmosaic.runtime.flower import client_app
 from fedmosaic.runtime.node import Node
 from fedmosaic.runtime.pact import Pact, catalogue_digest
-from fedmosaic.runtime.protocol import Reply
+from fedmosaic.runtime.protocol import Reply, Task, Update
 from fedmosaic.training import TrainingSet
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -143,9 +144,6 @@ class Chaos(LocalTransport):
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
     """An upload with NaN, another shape, an end cut off, or values out of range."""
-    from dataclasses import replace
-
-    from fedmosaic.runtime.protocol import Update
 
     kind = rng.choice(["nan", "shape", "truncated", "range", "flip"])
     if kind == "truncated":
@@ -204,3 +202,19 @@ class LocalGrid(Grid):
 def coordinator_of(server: Path, nodes: dict[str, Node], transport: Any, **more: Any) -> Coordinator:
     n_items = next(iter(nodes.values())).data.n_items
     return Coordinator(server, roster_of(nodes), transport, n_items=n_items, **more)
+
+
+class OneHot:
+    """A node that reports a single 1 in a row of its own: sums then show who was counted, and how often."""
+
+    def __init__(self, pact: Pact, row: int, shape: tuple[int, int]) -> None:
+        self.pact, self.row, self.shape = pact, row, shape
+
+    def answer(self, content: bytes) -> bytes:
+        task = Task.decode(content)
+        table = np.zeros(self.shape, dtype=np.float32)
+        table[self.row] = 1
+        return Update(
+            self.pact.digest(), task.round, task.attempt, "done", task.version, clients=1, loss=0.5,
+            tensors={"item": table},
+        ).encode()  # fmt: skip

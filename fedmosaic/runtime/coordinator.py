@@ -35,7 +35,7 @@ from fedmosaic.upload import Sum
 
 STATE = "server.safetensors"
 PAUSE = 0.05  # seconds between two looks for answers
-OWED = 5.0  # deadlines after which a debt is forgotten
+OWED = 1.0  # deadlines after its round closed until an unanswered task is forgotten
 
 Roster = Mapping[str, I64]  # admitted nodes, and the numbers of their clients
 Tell = Callable[[dict[str, Any]], None]

@@ -137,7 +137,8 @@ class Node:
         after = {k: v for k, v in self.state.items() if not k.startswith(("server/", "answer/"))}
         after |= {f"server/{n}": v for n, v in server.items()}
         known: dict[str, Any] = {}
-        if task.upload or self.meta["round"] == 0:  # else it has worked with the others, and only takes the outcome
+        works = task.upload or self.meta["round"] == 0  # else it has worked with the others, and takes the outcome
+        if works:
             ctx = Context(task.round, task.seed, self.data.n_items, self.data.n_clients, self.meta["secret"])
             after, outcome = self.federation.contribute(self.data, after, ctx, self._able(task))
             if task.upload:
@@ -147,7 +148,11 @@ class Node:
                 loss = None if self.federation.algorithm.upload.noise is not None else total.loss
                 known = {"clients": total.clients, "loss": loss, "shrink": dict(total.shrink)}
         known["seconds"] = round(time.perf_counter() - begun, 4)
-        worked = {"round": task.round, "version": task.version, "answer": {"asked": asked, **known}}
+        worked = {
+            "round": task.round if works else self.meta["round"],
+            "version": task.version,
+            "answer": {"asked": asked, **known},
+        }
         save_tensors(self.place / STATE, after, self.meta | worked)  # before the answer leaves
         self.state, self.meta = after, self.meta | worked
         return {"asked": asked, **known}

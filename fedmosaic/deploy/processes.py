@@ -1,0 +1,148 @@
+"""Processes that are started, watched and ended: none is left behind, not even by a parent that was killed.
+
+Flower's programs start others in sessions of their own, so a process group is not enough: descendants are noted in a
+file while they live, and whoever comes next in the same folder ends those that are still there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedmosaic.errors import RunError
+from fedmosaic.store import write_json
+
+GRACE = 5.0  # seconds between asking and killing
+NOTED = "processes.json"
+FLOWER = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+}
+
+
+class Processes:
+    """Children of this process, with logs and a way to end them all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.family: dict[int, str] = {}  # descendants seen so far, and when each began
+        end_leftovers(folder)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.note()
+        for child in self.children.values():
+            with suppress(ProcessLookupError):
+                child.terminate()
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until and any(c.poll() is None for c in self.children.values()):
+            time.sleep(0.05)
+        _end(self.family)
+        for child in self.children.values():
+            child.wait()
+        (self.folder / NOTED).unlink(missing_ok=True)
+
+    def start(self, name: str, words: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        """Start a program; what it says goes to logs/NAME.log."""
+        log = self.folder / "logs" / f"{name}.log"
+        log.parent.mkdir(exist_ok=True)
+        with log.open("wb") as stream:
+            self.children[name] = subprocess.Popen(
+                words, stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, **FLOWER, "FLWR_HOME": str(self.folder / ".flwr"), **(environment or {})},
+            )  # fmt: skip
+        self.note()
+
+    def note(self) -> None:
+        """Write down who is alive; cheap enough to be called every second."""
+        self.family |= descendants([child.pid for child in self.children.values()])
+        write_json(self.folder / NOTED, {str(pid): began for pid, began in self.family.items()})
+
+    def ended(self, name: str) -> int | None:
+        """The exit code of a program, if it has ended."""
+        return self.children[name].poll()
+
+    def last_words(self, name: str, lines: int = 5) -> str:
+        """The end of a program's log."""
+        text = (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
+        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
+
+
+def program(name: str) -> str:
+    """A program of this Python environment."""
+    found = Path(sys.executable).parent / name
+    if not found.is_file():
+        raise RunError(f"{name} is not installed; install fedmosaic with its extra `flower`")
+    return str(found)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that is taken, by name, before anything is started."""
+    with socket.socket() as door:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            door.bind((host, port))
+        except OSError as error:
+            raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; is another server running?") from None
+
+
+def descendants(parents: Sequence[int]) -> dict[int, str]:
+    """Processes below some, and those themselves, with the time each began (pids are used again, times are not)."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,lstart="], capture_output=True, text=True, check=False)
+    children: dict[int, list[int]] = {}
+    began: dict[int, str] = {}
+    for line in listed.stdout.splitlines():
+        number, parent, start = line.split(None, 2)
+        children.setdefault(int(parent), []).append(int(number))
+        began[int(number)] = start
+    found: dict[int, str] = {}
+    left = list(parents)
+    while left:
+        pid = left.pop()
+        if pid in began and pid not in found:
+            found[pid] = began[pid]
+            left += children.get(pid, [])
+    return found
+
+
+def end_leftovers(folder: Path) -> int:
+    """End what an earlier, killed parent has left in a folder."""
+    try:
+        noted: dict[str, Any] = json.loads((folder / NOTED).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return 0
+    alive = _end({int(pid): began for pid, began in noted.items()})
+    (folder / NOTED).unlink(missing_ok=True)
+    return alive
+
+
+def _end(family: dict[int, str]) -> int:
+    """Kill those of the noted processes that are still the same ones, and whatever they have started since."""
+    now = descendants(list(family))
+    same = {pid for pid, began in now.items() if family.get(pid, began) == began and pid != os.getpid()}
+    for pid in same:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(same)

@@ -1,0 +1,206 @@
+"""The two programs of a deployment: the server with its gate, and a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedmosaic.deploy.fleet import OUTCOME, Link, ServerFolder
+from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, NODE_KEY
+from fedmosaic.deploy.processes import FLOWER, Processes, check_port, free_port, program
+from fedmosaic.errors import RunError
+from fedmosaic.runtime.node import Node
+from fedmosaic.runtime.relay import listening
+from fedmosaic.store import read_json, write_atomic
+
+STARTS_WITHIN = 60.0
+REFUSED_AGAIN = 5.0  # seconds before a refused node knocks again
+KNOCKS_FOR = 90.0  # Flower forgets a node that was killed only after a minute
+Tell = Callable[[dict[str, Any]], None]
+
+APP = """
+[project]
+name = "fedmosaic-app"
+version = "1.0.0"
+description = "Rounds of a fedmosaic deployment"
+license = "Apache-2.0"
+dependencies = ["flwr"]
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+[tool.flwr.app]
+publisher = "fedmosaic"
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+[tool.flwr.app.config]
+folder = ""
+token = ""
+serve = 0.0
+"""
+MODULE = "from fedmosaic.runtime.flower import {0} as _app\n\napp = _app\n"
+
+
+def serve(place: Path, *, seconds: float = 0.0, port: int | None = None, tell: Tell | None = None) -> None:
+    """Hold all rounds that are left, then serve newcomers for some seconds. Ends with everything it started."""
+    folder = ServerFolder(place)
+    link, inside = folder.link, port or free_port()
+    check_port(link.host if link.secure else "127.0.0.1", int(link.port))
+    if not link.secure:
+        inside = int(link.port)
+    with Processes(place) as processes:
+        _start_superlink(processes, folder, inside)
+        if link.secure:
+            words = ["deploy", "gate", str(place), "--server", f"127.0.0.1:{inside}"]
+            processes.start("gate", [sys.executable, "-m", "fedmosaic", *words])
+            _register(folder, processes)
+        token = secrets.token_hex(8)
+        _submit(folder, processes, token, seconds)
+        _watch(folder, processes, token, tell)
+
+
+def _start_superlink(processes: Processes, folder: ServerFolder, port: int) -> None:
+    place, secure = folder.place, folder.link.secure
+    safe = ["--ssl-ca-certfile", CA, "--ssl-certfile", CERTIFICATE, "--ssl-keyfile", KEY]
+    safe = [word if word.startswith("--") else str(place / word) for word in safe]
+    words = [program("flower-superlink"), "--host", "127.0.0.1", "--port", str(port), "--database"]
+    words += [str(place / "flower.db"), *([*safe, "--enable-supernode-auth"] if secure else ["--insecure"])]
+    processes.start("superlink", words)
+    home = place / ".flwr"
+    home.mkdir(exist_ok=True)
+    here: dict[str, Any] = {"address": f"127.0.0.1:{port}"} | (
+        {"root-certificates": str((place / CA).resolve())} if secure else {}
+    )
+    here |= {} if secure else {"insecure": True}
+    write_atomic(home / "config.toml", tomli_w.dumps({"superlink": {"default": "here", "here": here}}))
+    context = ssl.create_default_context(cafile=str(place / CA)) if secure else None
+    address = f"{'https' if secure else 'http'}://127.0.0.1:{port}/health"
+    until = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < until:
+        if processes.ended("superlink") is not None:
+            break
+        try:
+            with urllib.request.urlopen(address, context=context, timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.1)
+    raise RunError(f"Flower's server did not start: {processes.last_words('superlink')}")
+
+
+def _flwr(folder: ServerFolder, *words: str) -> dict[str, Any]:
+    """One call of Flower's command; it exits with 0 when it fails, and says so in JSON."""
+    environment = {**os.environ, **FLOWER, "FLWR_HOME": str((folder.place / ".flwr").resolve())}
+    done = subprocess.run(
+        [program("flwr"), *words, "--format", "json"], capture_output=True, text=True, env=environment, check=False
+    )
+    try:
+        found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    except (ValueError, json.JSONDecodeError):
+        raise RunError(f"flwr {words[0]} failed: {(done.stderr or done.stdout).strip()[-300:]}") from None
+    if not found.get("success"):
+        raise RunError(f"flwr {words[0]} failed: {found.get('error-message', found)}")
+    return found
+
+
+def _register(folder: ServerFolder, processes: Processes) -> None:
+    """Make the keys of all admitted nodes known; ids are remembered, so this is done once for each."""
+    keys = folder.place / "keys"
+    keys.mkdir(exist_ok=True)
+    missing = {n: e for n, e in folder.entries().items() if e["flower"] is None}
+
+    def one(name: str) -> int:
+        write_atomic(keys / f"{name}.pub", missing[name]["key"])
+        return int(_flwr(folder, "supernode", "register", str(keys / f"{name}.pub"), "here")["node-id"])
+
+    with ThreadPoolExecutor(4) as pool:
+        folder.remember(dict(zip(missing, pool.map(one, missing), strict=True)))
+    processes.note()
+
+
+def _submit(folder: ServerFolder, processes: Processes, token: str, seconds: float) -> None:
+    app = folder.place / "app"
+    app.mkdir(exist_ok=True)
+    write_atomic(app / "pyproject.toml", APP)
+    write_atomic(app / "server_app.py", MODULE.format("server_app"))
+    write_atomic(app / "client_app.py", MODULE.format("client_app"))
+    config = f'folder="{folder.place.resolve()}" token="{token}" serve={seconds:.1f}'
+    _flwr(folder, "run", str(app), "here", "--run-config", config)
+    processes.note()
+
+
+def _watch(folder: ServerFolder, processes: Processes, token: str, tell: Tell | None) -> None:
+    """Until the rounds are over: report them as they are committed, and notice what ends too early."""
+    log, outcome = folder.place / "rounds.jsonl", folder.place / OUTCOME
+    told = len(log.read_text().splitlines()) if log.is_file() else 0
+    until, begun = time.monotonic() + STARTS_WITHIN, False
+    while True:
+        found = read_json(outcome) if outcome.is_file() else {}
+        lines = log.read_text().splitlines() if log.is_file() else []
+        for line in lines[told:]:
+            if tell is not None:
+                tell(json.loads(line))
+        told = len(lines)
+        if found.get("token") == token:
+            begun = True
+            if found["status"] == "done":
+                return
+            if found["status"] == "failed":
+                raise RunError(found["error"])
+        if not begun and time.monotonic() > until:
+            raise RunError(f"the rounds did not begin: {processes.last_words('superlink')}")
+        for name in processes.children:
+            if processes.ended(name) is not None:
+                raise RunError(f"{name} has ended: {processes.last_words(name)}")
+        processes.note()
+        time.sleep(0.5)
+
+
+def attend(place: Path, *, tell: Callable[[str], None] | None = None) -> None:
+    """Be a node: answer tasks until stopped. A node that is refused knocks again for a while."""
+    link, node, say = Link.read(place), Node(place), tell or (lambda _: None)
+    words = [program("flower-supernode"), "--superlink", link.address, "--host", "127.0.0.1"]
+    if link.secure:
+        key = (place / NODE_KEY).resolve()
+        words += ["--root-certificates", str((place / CA).resolve()), "--auth-supernode-private-key", str(key)]
+    else:
+        words += ["--insecure"]
+    first = time.monotonic()
+    with Processes(place) as processes, listening(node.answer) as address:
+        while True:
+            begun = time.monotonic()
+            mine = [*words, "--port", str(free_port()), "--node-config", f'socket="{address}"']
+            processes.start("supernode", mine)
+            say(f"connecting to {link.address}")
+            while processes.ended("supernode") is None:
+                processes.note()
+                time.sleep(1.0)
+            reason = _reason(processes.last_words("supernode", 12))
+            if time.monotonic() - begun > KNOCKS_FOR:
+                first = time.monotonic()  # it was connected for a while: begin anew
+            if time.monotonic() - first > KNOCKS_FOR:
+                raise RunError(f"{link.address} does not let this node in: {reason}")
+            say(f"not let in ({reason}); trying again")
+            time.sleep(REFUSED_AGAIN)
+
+
+def _reason(words: str) -> str:
+    """What Flower's last words mean."""
+    known = {
+        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed": "its certificate is not of this federation's authority",
+        r"[Uu]nauthenticated|not registered|401|[Ii]nvalid.*key|PERMISSION": "its key is not known there",
+        r"refused|Connection|connect": "nobody answers there",
+    }
+    return next((text for pattern, text in known.items() if re.search(pattern, words)), words[-300:])

@@ -1,0 +1,56 @@
+"""What a folder of a deployment tells about itself."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fedmosaic.deploy.fleet import ROSTER, ServerFolder
+from fedmosaic.runtime.coordinator import STATE
+from fedmosaic.runtime.node import STATE as NODE_STATE
+from fedmosaic.runtime.pact import Pact
+from fedmosaic.store import load_tensors
+
+
+def status_of(place: Path) -> dict[str, Any]:
+    """A server's rounds, nodes and refusals, or what a node holds."""
+    return _server(place) if (place / ROSTER).is_file() else _node(place)
+
+
+def _server(place: Path) -> dict[str, Any]:
+    folder = ServerFolder(place)
+    done = load_tensors(place / STATE)[1]["round"] if (place / STATE).is_file() else 0
+    refused = Counter(line["reason"] for line in _lines(place / "refused.jsonl"))
+    last = next(iter(_lines(place / "rounds.jsonl")[-1:]), {})
+    roster = folder.entries()
+    return {
+        "method": folder.pact.method,
+        "federation": folder.pact.digest(),
+        "address": folder.link.address,
+        "secure": folder.link.secure,
+        "rounds": f"{done} of {folder.pact.build().rounds}",
+        "nodes": len(roster),
+        "clients": sum(int(e["users"]) for e in roster.values()),
+        "last round": json.dumps(last) if last else "none",
+        "refused": ", ".join(f"{reason} {count}" for reason, count in refused.most_common()) or "nothing",
+    }
+
+
+def _node(place: Path) -> dict[str, Any]:
+    pact = Pact.read(place)
+    tensors, meta = load_tensors(place / NODE_STATE) if (place / NODE_STATE).is_file() else ({}, {})
+    return {
+        "method": pact.method,
+        "federation": pact.digest(),
+        "history": "here" if (place / "history.parquet").is_file() else "not yet: --history brings it",
+        "last round": meta.get("round", 0),
+        "holds the server's version": meta.get("version", "none"),
+        "bytes kept": sum(v.nbytes for v in tensors.values()),
+    }
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
+    return [json.loads(line) for line in whole.splitlines()]
