@@ -157,7 +157,7 @@ def recommend(
     from fedmosaic.recommender import FederatedRecommender
 
     if device is not None:
-        from fedmosaic.runtime.node import Node
+        from fedmosaic.deploy.node import Node
 
         model = Node(device).recommender()
     elif place is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,14 @@ from fedmosaic.cli_options import Json, Quiet
 from fedmosaic.errors import DataError, SettingsError
 
 app = typer.Typer(help="Real devices: prepare folders, run a server, be a device or a silo.", no_args_is_help=True)
+
+
+@app.callback()
+def needs() -> None:
+    """Refuse early and clearly where the extra is not installed."""
+    if find_spec("flwr") is None or find_spec("cryptography") is None:
+        raise SettingsError("deployment needs Flower: pip install 'fedmosaic[flower]'")
+
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder `deploy init` wrote for it.")]
 
@@ -31,7 +40,7 @@ def init(
     """Write ready folders: the server's with its certificates, and one for each node with its key."""
     from fedmosaic.config import parse_pairs
     from fedmosaic.deploy import fleet
-    from fedmosaic.runtime.pact import Pact, catalogue_digest
+    from fedmosaic.deploy.pact import Pact, catalogue_digest
     from fedmosaic.zoo import entry, validated
 
     given = parse_pairs(settings or [])
@@ -162,8 +171,8 @@ def status(place: Folder, as_json: Json = False) -> None:
 
 
 def _attend(place: Path, table: Path | None, user: str | None, item: str, quiet: bool) -> None:
+    from fedmosaic.deploy.node import Node
     from fedmosaic.deploy.serve import attend
-    from fedmosaic.runtime.node import Node
 
     if table is not None:
         Node.take_history(place, _table(table), user=user, item=item)

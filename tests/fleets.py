@@ -15,11 +15,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedmosaic.deploy.coordinator import Coordinator
+from fedmosaic.deploy.node import Node
+from fedmosaic.deploy.pact import Pact, catalogue_digest
 from fedmosaic.ragged import Ragged
-from fedmosaic.runtime.coordinator import Coordinator
 from fedmosaic.runtime.flower import client_app
-from fedmosaic.runtime.node import Node
-from fedmosaic.runtime.pact import Pact, catalogue_digest
 from fedmosaic.runtime.protocol import Reply, Task, Update
 from fedmosaic.training import TrainingSet
 

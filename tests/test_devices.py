@@ -25,12 +25,12 @@ from fleets import (
     pact_of,
 )
 
+from fedmosaic.deploy.coordinator import Coordinator
+from fedmosaic.deploy.node import Node
+from fedmosaic.deploy.pact import Pact
 from fedmosaic.errors import DataError, RunError, SettingsError
 from fedmosaic.ragged import Ragged
-from fedmosaic.runtime.coordinator import Coordinator
 from fedmosaic.runtime.flower import FlowerTransport
-from fedmosaic.runtime.node import Node
-from fedmosaic.runtime.pact import Pact
 from fedmosaic.runtime.protocol import Refused, Reply, Rules, Task, Update
 from fedmosaic.runtime.relay import listening
 from fedmosaic.store import load_tensors

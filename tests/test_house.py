@@ -24,12 +24,12 @@ FLOORS = [
     {"config", "recommender"},
     {"folder"},
     {"run"},
-    {"study", "together"},
+    {"study", "together", "deploy"},
     {"comparison", "tune", "trackers"},
     {"report"},
     {"cards"},
     {"cli_options"},
-    {"cli_evidence"},
+    {"cli_evidence", "cli_deploy"},
     {"cli", "__main__"},
 ]
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

@@ -13,7 +13,7 @@ import fcntl
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +23,17 @@ import numpy as np
 import polars as pl
 import tomli_w
 
+from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.keys import CA, make_authority, make_certificate, make_node_key
+from fedmosaic.deploy.node import Node
+from fedmosaic.deploy.pact import Pact, read_catalogue, write_catalogue
 from fedmosaic.errors import FedmosaicError, RunError, SettingsError
 from fedmosaic.ragged import I64
-from fedmosaic.runtime.coordinator import Coordinator
 from fedmosaic.runtime.distributed import LOOPBACK
-from fedmosaic.runtime.node import Node
-from fedmosaic.runtime.pact import Pact, read_catalogue, write_catalogue
 from fedmosaic.runtime.protocol import Transport
 from fedmosaic.store import read_json, write_atomic, write_json
 
+PAUSE = 0.2  # seconds between two looks for answers: each is a request
 LINK, ROSTER, OUTCOME = "link.toml", "roster.json", "outcome.json"
 
 
@@ -155,12 +156,12 @@ class ServerFolder:
                     time.sleep(0.2)
             yield
 
-    def hold(self, transport: Transport, *, token: str, serve: float, pause: float) -> None:
+    def hold(self, transport: Transport, token: str, serve: float) -> None:
         """All rounds that are left; then the outcome for everybody, and for newcomers as long as it is served."""
         try:
             with self.locked():
                 items, _ = read_catalogue(self.place)
-                one = Coordinator(self.place, self.roster(), transport, n_items=len(items), pause=pause)
+                one = Coordinator(self.place, self.roster(), transport, n_items=len(items), pause=PAUSE)
                 write_json(self.place / OUTCOME, {"token": token, "status": "running"})
                 one.run()
                 until = time.monotonic() + serve
@@ -172,3 +173,9 @@ class ServerFolder:
         except FedmosaicError as error:
             write_json(self.place / OUTCOME, {"token": token, "status": "failed", "error": str(error)})
             raise
+
+
+def hold_rounds(dial: Callable[[Mapping[int, str]], Transport], config: Mapping[str, Any]) -> None:
+    """What a server's run does: the rounds of the folder its settings name."""
+    folder = ServerFolder(Path(str(config["folder"])))
+    folder.hold(dial(folder.flower_ids()), str(config["token"]), float(config["serve"]))

@@ -45,17 +45,24 @@ class Processes:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.stop(*self.children)
+        _end(self.family)
+        (self.folder / NOTED).unlink(missing_ok=True)
+
+    def stop(self, *names: str) -> None:
+        """End programs and what they have started: asked first, killed if they do not go."""
         self.note()
-        for child in self.children.values():
+        chosen = [self.children[name] for name in names]
+        family = descendants([child.pid for child in chosen])
+        for child in chosen:
             with suppress(ProcessLookupError):
                 child.terminate()
         until = time.monotonic() + GRACE
-        while time.monotonic() < until and any(c.poll() is None for c in self.children.values()):
+        while time.monotonic() < until and any(child.poll() is None for child in chosen):
             time.sleep(0.05)
-        _end(self.family)
-        for child in self.children.values():
+        _end(family)
+        for child in chosen:
             child.wait()
-        (self.folder / NOTED).unlink(missing_ok=True)
 
     def start(self, name: str, words: Sequence[str], environment: dict[str, str] | None = None) -> None:
         """Start a program; what it says goes to logs/NAME.log."""
@@ -79,15 +86,18 @@ class Processes:
 
     def last_words(self, name: str, lines: int = 5) -> str:
         """The end of a program's log."""
-        text = (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
-        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
+        return " | ".join(line.strip() for line in self.said(name).splitlines()[-lines:] if line.strip())
+
+    def said(self, name: str) -> str:
+        """Everything a program has said since it was started."""
+        return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
 
 
 def program(name: str) -> str:
     """A program of this Python environment."""
     found = Path(sys.executable).parent / name
     if not found.is_file():
-        raise RunError(f"{name} is not installed; install fedmosaic with its extra `flower`")
+        raise RunError(f"{name} is not installed: pip install 'fedmosaic[flower]'")
     return str(found)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import ssl
 import subprocess
 import sys
@@ -20,9 +21,9 @@ import tomli_w
 
 from fedmosaic.deploy.fleet import OUTCOME, Link, ServerFolder
 from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, NODE_KEY
+from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import FLOWER, Processes, check_port, free_port, program
 from fedmosaic.errors import RunError
-from fedmosaic.runtime.node import Node
 from fedmosaic.runtime.relay import listening
 from fedmosaic.store import read_json, write_atomic
 
@@ -50,7 +51,8 @@ folder = ""
 token = ""
 serve = 0.0
 """
-MODULE = "from fedmosaic.runtime.flower import {0} as _app\n\napp = _app\n"
+SERVER = "from fedmosaic.deploy.fleet import hold_rounds\nfrom fedmosaic.runtime.flower import server_app\n"
+CLIENT = "from fedmosaic.runtime.flower import client_app\n"
 
 
 def serve(place: Path, *, seconds: float = 0.0, port: int | None = None, tell: Tell | None = None) -> None:
@@ -134,8 +136,8 @@ def _submit(folder: ServerFolder, processes: Processes, token: str, seconds: flo
     app = folder.place / "app"
     app.mkdir(exist_ok=True)
     write_atomic(app / "pyproject.toml", APP)
-    write_atomic(app / "server_app.py", MODULE.format("server_app"))
-    write_atomic(app / "client_app.py", MODULE.format("client_app"))
+    write_atomic(app / "server_app.py", f"{SERVER}\napp = server_app(hold_rounds)\n")
+    write_atomic(app / "client_app.py", f"{CLIENT}\napp = client_app\n")
     config = f'folder="{folder.place.resolve()}" token="{token}" serve={seconds:.1f}'
     _flwr(folder, "run", str(app), "here", "--run-config", config)
     processes.note()
@@ -184,10 +186,13 @@ def attend(place: Path, *, tell: Callable[[str], None] | None = None) -> None:
             mine = [*words, "--port", str(free_port()), "--node-config", f'socket="{address}"']
             processes.start("supernode", mine)
             say(f"connecting to {link.address}")
-            while processes.ended("supernode") is None:
-                processes.note()
-                time.sleep(1.0)
-            reason = _reason(processes.last_words("supernode", 12))
+            if _watch_node(processes, link):
+                say("the server was away and is back")
+                first = time.monotonic()
+                continue
+            reason, final = _reason(processes.said("supernode"))
+            if final:
+                raise RunError(f"{link.address} cannot be trusted: {reason}")
             if time.monotonic() - begun > KNOCKS_FOR:
                 first = time.monotonic()  # it was connected for a while: begin anew
             if time.monotonic() - first > KNOCKS_FOR:
@@ -196,11 +201,35 @@ def attend(place: Path, *, tell: Callable[[str], None] | None = None) -> None:
             time.sleep(REFUSED_AGAIN)
 
 
-def _reason(words: str) -> str:
-    """What Flower's last words mean."""
-    known = {
-        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed": "its certificate is not of this federation's authority",
-        r"[Uu]nauthenticated|not registered|401|[Ii]nvalid.*key|PERMISSION": "its key is not known there",
-        r"refused|Connection|connect": "nobody answers there",
-    }
-    return next((text for pattern, text in known.items() if re.search(pattern, words)), words[-300:])
+def _watch_node(processes: Processes, link: Link) -> bool:
+    """Until Flower's node ends by itself, or (true) is ended here, because a server that was away has come back.
+
+    It would connect again by itself, but may then wait for an answer to what it sent to the server that died.
+    """
+    seen = away = False
+    while processes.ended("supernode") is None:
+        processes.note()
+        time.sleep(1.0)
+        answers = _answers(link)
+        if seen and away and answers:
+            processes.stop("supernode")
+            return True
+        seen, away = seen or answers, not answers
+    return False
+
+
+def _answers(link: Link) -> bool:
+    try:
+        with socket.create_connection((link.host, int(link.port)), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def _reason(said: str) -> tuple[str, bool]:
+    """What Flower's words mean, and whether trying again is of no use."""
+    if re.search(r"SSL/TLS handshake|certificate verify failed|CERTIFICATE_VERIFY_FAILED", said):
+        return "its certificate is not signed by this federation's authority (ca.crt)", True
+    if "Failed to activate" in said:
+        return "its key is not admitted there, or the server has not noticed yet that this node had gone", False
+    return "it ended: " + " | ".join(line for line in said.splitlines()[-3:]), False

@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from fedmosaic.deploy.coordinator import STATE
 from fedmosaic.deploy.fleet import ROSTER, ServerFolder
-from fedmosaic.runtime.coordinator import STATE
-from fedmosaic.runtime.node import STATE as NODE_STATE
-from fedmosaic.runtime.pact import Pact
+from fedmosaic.deploy.node import STATE as NODE_STATE
+from fedmosaic.deploy.pact import Pact
 from fedmosaic.store import load_tensors
 
 

@@ -7,8 +7,7 @@ every message, so it only passes the bytes on to the node's process (`relay.py`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -20,10 +19,7 @@ from fedmosaic.runtime.relay import relay
 if TYPE_CHECKING:
     from fedmosaic.runtime.protocol import Reply
 
-PAUSE = 0.2  # seconds between two looks for answers: each is a request
-
 client_app = ClientApp()
-server_app = ServerApp()
 
 
 def _record(content: bytes) -> Any:
@@ -81,12 +77,15 @@ class FlowerTransport:
         return found
 
 
-@server_app.main()  # type: ignore[untyped-decorator, unused-ignore]
-def hold_rounds(grid: Grid, context: Context) -> None:
-    """All rounds of the deployment whose folder the run names."""
-    from fedmosaic.deploy.fleet import ServerFolder
+def server_app(hold: Callable[[Dial, Mapping[str, Any]], None]) -> ServerApp:
+    """An app whose run is `hold`, given a way to reach nodes and the run's settings."""
+    app = ServerApp()
 
-    folder = ServerFolder(Path(str(context.run_config["folder"])))
-    transport = FlowerTransport(grid, folder.flower_ids())
-    config = context.run_config
-    folder.hold(transport, token=str(config["token"]), serve=float(str(config["serve"])), pause=PAUSE)
+    @app.main()  # type: ignore[untyped-decorator, unused-ignore]
+    def main(grid: Grid, context: Context) -> None:
+        hold(lambda names: FlowerTransport(grid, names), dict(context.run_config))
+
+    return app
+
+
+Dial = Callable[[Mapping[int, str]], FlowerTransport]  # names of nodes by Flower's ids -> transport

@@ -22,12 +22,12 @@ import polars as pl
 
 from fedmosaic.data.clean import as_polars
 from fedmosaic.data.vocab import Id, Vocab
+from fedmosaic.deploy.pact import Pact, read_catalogue, stamp_of, write_catalogue
 from fedmosaic.errors import DataError, FedmosaicError, RunError
 from fedmosaic.local import Context
 from fedmosaic.ragged import I64, Ragged
 from fedmosaic.recommender import FederatedRecommender
 from fedmosaic.runtime.devices import Array
-from fedmosaic.runtime.pact import Pact, read_catalogue, stamp_of, write_catalogue
 from fedmosaic.runtime.protocol import WHOLE, Refused, Task, Update, brought_up, put_sum
 from fedmosaic.store import load_tensors, save_tensors
 from fedmosaic.training import TrainingSet

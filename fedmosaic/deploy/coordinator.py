@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from fedmosaic.data.batches import draw_cohort, round_half_up
+from fedmosaic.deploy.pact import Pact, stamp_of
 from fedmosaic.errors import RunError
 from fedmosaic.local import Context
 from fedmosaic.ragged import I64
 from fedmosaic.runtime.devices import Array
-from fedmosaic.runtime.pact import Pact, stamp_of
 from fedmosaic.runtime.protocol import WHOLE, Refused, Reply, Rules, Task, Transport, Update, changed_since
 from fedmosaic.runtime.round import apply
 from fedmosaic.store import load_tensors, save_tensors

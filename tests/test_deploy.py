@@ -1,0 +1,230 @@
+"""A real deployment on loopback: TLS, node keys, the gate; what is refused; and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from fleets import catalogue, histories, pact_of
+
+from fedmosaic.deploy import fleet
+from fedmosaic.deploy.fleet import Link, ServerFolder
+from fedmosaic.deploy.node import Node
+from fedmosaic.deploy.processes import Processes, check_port, descendants, end_leftovers, free_port, program
+from fedmosaic.errors import RunError, SettingsError
+from fedmosaic.store import load_tensors
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "fedmosaic", *map(str, words)]
+
+
+class Programs:
+    """Commands in the background, all ended at the end."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.running = place, dict[str, subprocess.Popen[bytes]]()
+
+    def start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
+        with (self.place / f"{name}.out").open("wb") as stream:
+            self.running[name] = subprocess.Popen(command(*words), stdout=stream, stderr=subprocess.STDOUT)
+        return self.running[name]
+
+    def said(self, name: str) -> str:
+        return (self.place / f"{name}.out").read_text()
+
+    def wait_for(self, name: str, text: str, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while text not in self.said(name):
+            assert time.monotonic() < until, f"{name} did not say {text!r}: {self.said(name)}"
+            assert self.running[name].poll() is None, self.said(name)
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    started = Programs(tmp_path)
+    yield started
+    pids = descendants([p.pid for p in started.running.values()])
+    for process in started.running.values():
+        process.send_signal(signal.SIGTERM)
+    for process in started.running.values():
+        process.wait(30)
+    until = time.monotonic() + 10
+    while left := set(pids.items()) & set(descendants(list(pids)).items()):
+        assert time.monotonic() < until, f"processes are left: {left}"
+        time.sleep(0.2)
+
+
+def request(address: str, authority: Path, path: str) -> int:
+    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        with urllib.request.urlopen(f"https://{address}{path}", context=context, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def prepared(place: Path, nodes: dict[str, int], **more: Any) -> tuple[Path, str]:
+    """Folders of a deployment whose nodes hold their histories already."""
+    data, address = histories(sum(nodes.values())), f"127.0.0.1:{free_port()}"
+    fleet.init(place, pact_of("fedmf", data.n_items, **more), catalogue(data.n_items), nodes, Link(address))
+    for name in nodes:
+        numbers = load_tensors(place / name / "numbers.safetensors")[0]["numbers"]
+        pairs = [(f"u{u}", f"i{i}") for u in numbers for i in data.histories[u]]
+        Node.take_history(place / name, pl.DataFrame(pairs, schema=["user", "item"], orient="row"))
+    return place, address
+
+
+def test_two_devices_train_over_tls_through_the_gate(tmp_path: Path, programs: Programs) -> None:
+    place, address = prepared(tmp_path / "fleet", {"device-0": 1, "device-1": 1}, settings={"rounds": 2})
+    authority = place / "server" / "ca.crt"
+    programs.start("server", "deploy", "server", place / "server", "--serve", "600")
+    for name in ("device-0", "device-1"):
+        programs.start(name, "deploy", "device", place / name)
+    programs.wait_for("server", "round 2: 2 clients of 2 nodes", 80)
+    for path in ("/health", "/docs", "/v1/control/list-runs", "/v1/fleet/../control/x", "/v1/fleet/%2e%2e/control/x"):
+        assert request(address, authority, path) == 403, path
+    assert request(address, authority, "/v1/fleet/nothing") == 404  # what nodes need goes through
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        request(address, _other_authority(tmp_path), "/v1/fleet/nothing")
+    host, _, port = address.partition(":")
+    with socket.create_connection((host, int(port))) as line:  # no TLS
+        line.sendall(b"GET /v1/fleet/nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not line.recv(100).startswith(b"HTTP/1.1 2")
+    listening = subprocess.run(["ss", "-tln"], capture_output=True, text=True, check=False).stdout
+    assert f"0.0.0.0:{port}" not in listening
+    until = time.monotonic() + 30
+    while Node(place / "device-0").meta["version"] != 2:
+        assert time.monotonic() < until, "the outcome did not reach the device"
+        time.sleep(0.5)
+    done = subprocess.run(
+        command("recommend", "--device", place / "device-0", "-k", "3", "--json"), capture_output=True, check=True
+    )
+    assert len(json.loads(done.stdout)) == 3
+    assert (place / "device-0" / "state.safetensors").stat().st_mode & 0o077 == 0
+
+
+def _other_authority(tmp_path: Path) -> Path:
+    from fedmosaic.deploy.keys import make_authority
+
+    folder = tmp_path / "other"
+    folder.mkdir()
+    make_authority(folder)
+    return folder / "ca.crt"
+
+
+def test_addresses_beyond_this_machine_need_all_locks() -> None:
+    with pytest.raises(SettingsError, match="can be reached from other machines"):
+        Link("0.0.0.0:9443", secure=False)
+    with pytest.raises(SettingsError, match="host:port"):
+        Link("example.org")
+    assert Link("example.org:443").host == "example.org"
+    assert Link("127.0.0.1:1", secure=False).port == "1"
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        port = door.getsockname()[1]
+        with pytest.raises(RunError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            check_port("127.0.0.1", port)
+
+
+def test_folders_are_written_once_and_hold_their_own_secrets(tmp_path: Path) -> None:
+    place, _ = prepared(tmp_path / "fleet", {"device-0": 1, "shop": 3})
+    with pytest.raises(RunError, match="holds a deployment already"):
+        prepared(place, {})
+    with pytest.raises(RunError, match="exists already"):
+        fleet.admit(place, "shop")
+    with pytest.raises(SettingsError, match="a node needs a name"):
+        fleet.admit(place, "../x")
+    fleet.admit(place, "late", 2)
+    roster = ServerFolder(place / "server").roster()
+    assert {n: v.tolist() for n, v in roster.items()} == {"device-0": [0], "shop": [1, 2, 3], "late": [4, 5]}
+    for name in ("device-0", "shop", "late"):
+        assert not (place / name / "ca.key").exists()
+        assert (place / name / "node.key").stat().st_mode & 0o077 == 0
+    assert (place / "server" / "ca.key").stat().st_mode & 0o077 == 0
+    assert len({(place / n / "node.key").read_bytes() for n in roster}) == 3
+
+
+def test_a_node_is_told_that_the_authority_is_wrong(tmp_path: Path) -> None:
+    from fedmosaic.deploy.serve import _reason
+
+    text, final = _reason("ERROR : SSL/TLS handshake error detected.\nExit Code: 305")
+    assert final
+    assert "ca.crt" in text
+    text, final = _reason("[code: 2004] Failed to activate SuperNode.")
+    assert not final
+    assert "not admitted" in text
+
+
+def test_programs_that_a_killed_parent_left_are_ended(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from fedmosaic.deploy.processes import Processes\n"
+        f"p = Processes(Path({str(tmp_path)!r}))\n"
+        "p.start('sleeper', [sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"ready\n"
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    noted = json.loads((tmp_path / "processes.json").read_text())
+    assert all(descendants([int(pid)]) for pid in noted)
+    assert end_leftovers(tmp_path) == len(noted) >= 1
+    time.sleep(0.2)
+    assert not any(_alive(int(pid)) for pid in noted)
+    assert end_leftovers(tmp_path) == 0
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
+
+
+def test_programs_end_with_their_owner(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start("sleeper", [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"])
+        pid = processes.children["sleeper"].pid
+        assert processes.ended("sleeper") is None
+    assert not _alive(pid)
+    assert not (tmp_path / "processes.json").exists()
+    with pytest.raises(RunError, match="no-such-program is not installed"):
+        program("no-such-program")
+
+
+def test_the_command_prepares_folders(tmp_path: Path) -> None:
+    catalogue(5).write_csv(tmp_path / "items.csv")
+    words = ("deploy", "init", tmp_path / "f", "--method", "pfedrec", "--items", tmp_path / "items.csv")
+    more = ("--devices", 1, "--silos", "shop=3", "--set", "dim=4", "--set", "least=2")
+    subprocess.run(command(*words, *more), check=True, capture_output=True)
+    pact = ServerFolder(tmp_path / "f" / "server").pact
+    assert (pact.method, pact.method_settings, pact.least) == ("pfedrec", {"dim": 4}, 2)
+    done = subprocess.run(command("deploy", "status", tmp_path / "f" / "server", "--json"), capture_output=True)
+    assert json.loads(done.stdout)["clients"] == 4
+    done = subprocess.run(command("deploy", "device", tmp_path / "f" / "device-0"), capture_output=True)
+    assert (done.returncode, b"holds no history yet" in done.stderr) == (1, True)
+    bad = subprocess.run(command(*words[:2], tmp_path / "g", *words[3:], "--set", "dimm=4"), capture_output=True)
+    assert bad.returncode == 2
+    assert not (tmp_path / "g").exists()
