@@ -1,0 +1,97 @@
+"""Chaos among devices that learn: 200 rounds in this process, with and without faults, HR@10 of both.
+
+    python benchmarks/chaos.py [--data-dir DIR] [--devices 200] [--rounds 200]
+
+10 % of answers are lost, 10 % come after the deadline, 5 % twice or replayed, 5 % damaged (NaN, other shape, truncated,
+out of range, a flipped bit). Devices are users of ML-100K, strict pool, 1 + 99.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fedmosaic.config import Settings
+from fedmosaic.data.negatives import draw_candidates
+from fedmosaic.deploy.coordinator import Coordinator
+from fedmosaic.deploy.node import Node
+from fedmosaic.deploy.pact import Pact, catalogue_digest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from fleets import Chaos, Clock, LocalTransport
+
+LEAST = 0.4  # share of the devices without which a round does not count
+
+
+def hits(nodes: dict[str, Node], split: Any, candidates: Any) -> float:
+    """Share of devices whose held-out item is among the first ten of 1 + 99, answered by the device itself."""
+    found = []
+    for number, node in enumerate(nodes.values()):
+        scorer = node.federation.scorer(node.data, node.state)
+        scores = scorer.scores(np.zeros(1, np.int64))[0]
+        held = split.test[number]
+        if held.size:
+            others = candidates.test[number]
+            found.append((scores[others] > scores[held[0]]).sum() < 10)
+    return float(np.mean(found))
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--data-dir")
+    asked.add_argument("--devices", type=int, default=200)
+    asked.add_argument("--rounds", type=int, default=200)
+    options = asked.parse_args()
+    settings = Settings.make("fedmf", "ml-100k")
+    data = settings.load_data(options.data_dir)
+    split = settings.split_data(data)
+    candidates = draw_candidates(split)
+    catalogue = pl.DataFrame({"item": data.items.ids})
+    pact = Pact(
+        method="fedmf", method_settings={"rounds": options.rounds, "dim": 16}, items=catalogue_digest(catalogue),
+        least=round(LEAST * options.devices), deadline=10.0, own_draws=False,
+    )  # fmt: skip
+    results = {}
+    for kind in ("clean", "chaos"):
+        with tempfile.TemporaryDirectory() as folder:
+            place, nodes = Path(folder), dict[str, Node]()
+            for number in range(options.devices):
+                home = place / str(number)
+                Node.create(home, pact, catalogue, np.array([number]))
+                Node.take_history(home, {"item": data.items.take(split.train[number]).to_list()}, user=None)
+                nodes[str(number)] = Node(home)
+            pact.write(place)
+            clock = Clock()
+            transport = Chaos(nodes, clock, 0, 15.0) if kind == "chaos" else LocalTransport(nodes)
+            roster = {name: np.array([int(name)]) for name in nodes}
+            n_items = len(data.items)
+            one = Coordinator(place, roster, transport, n_items=n_items, clock=clock, sleep=clock.sleep)
+            lines = []
+            while one.version < options.rounds:
+                lines.append(one.round())
+                if len(lines) % 20 == 0:
+                    print(f"{kind}: round {len(lines)}", file=sys.stderr, flush=True)
+            one.transport = LocalTransport(nodes)
+            one.share()
+            results[kind] = hits(nodes, split, candidates)
+            abandoned, fewest = sum(x["abandoned"] for x in lines), min(x["clients"] for x in lines)
+            print(
+                f"{kind}: {len(lines)} rounds, {abandoned} abandoned, {fewest} clients at least, HR {results[kind]:.4f}"
+            )
+            log = place / "refused.jsonl"
+            if log.is_file():
+                reasons = Counter(json.loads(line)["reason"] for line in log.read_text().splitlines())
+                print(f"  faults {dict(transport.fates)}; refused {dict(reasons)}")
+    print(f"difference: {100 * (results['chaos'] - results['clean']):+.2f} points")
+
+
+if __name__ == "__main__":
+    main()
