@@ -84,12 +84,12 @@ def main() -> None:
             results[kind] = hits(nodes, split, candidates)
             abandoned, fewest = sum(x["abandoned"] for x in lines), min(x["clients"] for x in lines)
             print(
-                f"{kind}: {len(lines)} rounds, {abandoned} abandoned, {fewest} clients at least, HR {results[kind]:.4f}"
+                f"{kind}: {len(lines)} rounds, {abandoned} given up, at least {fewest} clients, HR {results[kind]:.4f}"
             )
-            log = place / "refused.jsonl"
-            if log.is_file():
-                reasons = Counter(json.loads(line)["reason"] for line in log.read_text().splitlines())
-                print(f"  faults {dict(transport.fates)}; refused {dict(reasons)}")
+            if isinstance(transport, Chaos):
+                text = (place / "refused.jsonl").read_text()
+                reasons = Counter(json.loads(line)["reason"] for line in text.splitlines())
+                print(f"  faults {transport.fates}; refused {dict(reasons)}")
     print(f"difference: {100 * (results['chaos'] - results['clean']):+.2f} points")
 
 

@@ -128,6 +128,19 @@ def trouble(stage: Stage, rounds: int) -> None:
     print(f"server: goes on after round {done}")
 
 
+def welcome(stage: Stage) -> None:
+    """A new device joins what is trained: it adapts once, and sends nothing."""
+    fleet = stage.place / "fleet"
+    subprocess.run(command("deploy", "admit", fleet, "newcomer"), check=True, stdout=subprocess.DEVNULL)
+    stage.start("server", "deploy", "server", fleet / "server", "--serve", "600")
+    attend(stage, "newcomer", first=True)
+    until = time.monotonic() + 120
+    while not (fleet / "newcomer" / "state.safetensors").is_file() and time.monotonic() < until:
+        time.sleep(0.5)
+    print("a newcomer, after one adaptation of its own:")
+    subprocess.run(command("recommend", "--device", fleet / "newcomer", "-k", "5"), check=True)
+
+
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--rounds", type=int, default=10)
@@ -153,6 +166,7 @@ def main() -> None:
         stage.end("server")
         print("the phone, with no server running:")
         subprocess.run(command("recommend", "--device", fleet / "phone", "-k", "5"), check=True)
+        welcome(stage)
     finally:
         for name in list(stage.parts):
             stage.end(name)
