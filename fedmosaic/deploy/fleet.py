@@ -104,7 +104,7 @@ def admit(place: Path, name: str, users: int = 1) -> Path:
         raise RunError(f"{folder} exists already; choose another name")
     if not name.replace("-", "").replace("_", "").isalnum() or users < 1:
         raise SettingsError(f"a node needs a name of letters, digits, - and _, and users; got {name!r}, {users}")
-    first = sum(int(e["users"]) for e in roster.values())
+    first = max((int(e["first"]) + int(e["users"]) for e in roster.values()), default=0)
     Node.create(folder, server.pact, pl.read_parquet(server.place / "items.parquet"), np.arange(first, first + users))
     shutil.copy(server.place / CA, folder / CA)
     server.link.write(folder)
