@@ -50,6 +50,7 @@ class Claim:
     paper: tuple[float | None, float | None] = (None, None)
     deviation: tuple[float, float] = (0.0, 0.0)
     seeds: int | None = None  # at most so many: some runs are slow
+    pools: tuple[str, ...] | None = None  # only these, where a run is very slow
     quick: int | None = None  # rounds in quick mode; 0 leaves the claim out
     reason: str = ""  # why a cell that differs differs, as tested
 
@@ -96,7 +97,7 @@ class Card:
             for seed in range(seeds)
             for claim in self.chosen(quick)
             if seed < (claim.seeds or seeds)
-            for pool in self.pools
+            for pool in claim.pools or self.pools
         ]
 
 

@@ -51,13 +51,11 @@ def _ablations() -> list[Claim]:
 
 
 def _noise() -> list[Claim]:
-    found = []
-    for data, (plain, noisy) in PUBLISHED.items():
-        if data != "ml-1m":
-            given = {**SETTINGS[data], **RELEASED}
-            found.append(Claim("FedRAP", data, "fedrap", given, plain, quick=4))
-            found.append(Claim("FedRAP with noise", data, "fedrap", {**given, **NOISE}, noisy, seeds=1, quick=1))
-    return found
+    plain, noisy = PUBLISHED["ml-100k"]
+    return [
+        Claim("FedRAP", "ml-100k", "fedrap", RELEASED, plain, quick=4),
+        Claim("FedRAP with noise", "ml-100k", "fedrap", {**RELEASED, **NOISE}, noisy, seeds=1, quick=1),
+    ]
 
 
 CARDS = (
@@ -128,6 +126,7 @@ CARDS = (
         "FedRAP: Gaussian noise on what is sent",
         tuple(_noise()),
         "Clipped at 0.1, noise multiplier 1 on every client's upload, as recalled from the paper; the mean of the "
-        "uploads is what the server keeps.",
+        "uploads is what the server keeps. Only on ML-100K: with clipping every client sends its whole table, which "
+        "takes a minute a round on the larger catalogues.",
     ),
 )
