@@ -204,6 +204,12 @@ def test_nothing_private_is_sent(method: str, tmp_path: Path) -> None:
     ("reason", "change"),
     [
         ("protocol", {"clients": "one"}),
+        ("protocol", {"clients": True}),
+        ("protocol", {"seconds": None}),
+        ("protocol", {"detail": 3}),
+        ("protocol", {"status": "well"}),
+        ("protocol", {"loss": [0.1]}),
+        ("tensors", {"shrink": {"item": 10**400}}),
         ("federation", {"federation": "another"}),
         ("duplicate", {"attempt": "guessed"}),
         ("round", {"attempt": "guessed", "round": 77}),

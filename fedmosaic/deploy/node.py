@@ -143,7 +143,7 @@ class Node:
             after, outcome = self.federation.contribute(self.data, after, ctx, self._able(task))
             if task.upload:
                 total = outcome.total
-                sent = put_sum(self.federation.algorithm, total, ctx.own_seed + task.round)
+                sent = put_sum(self.federation.algorithm, total, ctx.own_seed)
                 after |= {f"answer/{n}": v for n, v in sent.items()}
                 loss = None if self.federation.algorithm.upload.noise is not None else total.loss
                 known = {"clients": total.clients, "loss": loss, "shrink": dict(total.shrink)}

@@ -14,6 +14,7 @@ sums with noise, are in fixed point already. `open_update` is the only way in: i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -74,11 +75,11 @@ class Task:
     @staticmethod
     def decode(content: bytes) -> Task:
         """Read bytes; refused unless they are a whole task of this protocol."""
-        tensors, head = _opened(content, "task")
-        try:
-            return Task(**head, clients=tensors.pop("clients").astype(np.int64), tensors=tensors)
-        except (KeyError, TypeError) as error:
-            raise Refused("protocol", f"not a task: {error}") from None
+        tensors, head = _opened(content, "task", TASK)
+        clients = tensors.pop("clients", None)
+        if clients is None or clients.dtype != np.int64 or clients.ndim != 1:
+            raise Refused("tensors", "it does not say whom it asks")
+        return Task(**head, clients=clients, tensors=tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,17 +105,23 @@ class Update:
     @staticmethod
     def decode(content: bytes) -> Update:
         """Read bytes; refused unless they are a whole update of this protocol."""
-        tensors, head = _opened(content, "update")
-        try:
-            update = Update(**head, tensors=tensors)
-        except TypeError as error:
-            raise Refused("protocol", f"not an update: {error}") from None
-        whole = (update.round, update.version, update.clients)
-        if not all(type(v) is int for v in whole) or not isinstance(update.attempt, str):
-            raise Refused("protocol", "its header holds values of the wrong type")
-        if not isinstance(update.shrink, dict) or not isinstance(update.loss, float | None):
-            raise Refused("protocol", "its header holds values of the wrong type")
-        return update
+        tensors, head = _opened(content, "update", UPDATE)
+        if head["status"] not in ("done", "resync", "failed"):
+            raise Refused("protocol", "its status is none of done, resync, failed")
+        if not 0 <= head["seconds"] < math.inf:
+            raise Refused("protocol", "it took an impossible time")
+        return Update(**head, tensors=tensors)
+
+
+# What headers hold; JSON can bring anything.
+TASK = {
+    "federation": str, "round": int, "attempt": str, "seed": int, "version": int, "stamp": str, "base": int,
+    "upload": bool,
+}  # fmt: skip
+UPDATE = {
+    "federation": str, "round": int, "attempt": str, "status": str, "version": int, "clients": int,
+    "loss": (float, type(None)), "shrink": dict, "seconds": float, "detail": str,
+}  # fmt: skip
 
 
 def _header(value: Task | Update, kind: str) -> dict[str, Any]:
@@ -122,13 +129,19 @@ def _header(value: Task | Update, kind: str) -> dict[str, Any]:
     return {"protocol": VERSION, "kind": kind, **{k: v for k, v in vars(value).items() if k not in left_out}}
 
 
-def _opened(content: bytes, kind: str) -> tuple[dict[str, Array], dict[str, Any]]:
+def _opened(content: bytes, kind: str, types: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
     try:
         tensors, head = unpack(content, f"a message of {len(content)} bytes")
     except RunError as error:
         raise Refused("damaged", str(error)) from None
     if head.pop("protocol", None) != VERSION or head.pop("kind", None) != kind:
         raise Refused("protocol", f"not a {kind} of protocol {VERSION}")
+    if set(head) != set(types):
+        raise Refused("protocol", f"its header has other fields: {', '.join(sorted(set(head) ^ set(types)))[:200]}")
+    for name, expected in types.items():
+        value = head[name]
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+            raise Refused("protocol", f"{name} in its header is of the wrong type")
     return tensors, head
 
 
