@@ -72,7 +72,7 @@ def main() -> None:
                 nodes[str(number)] = Node(home)
             pact.write(place)
             clock = Clock()
-            transport = Chaos(nodes, clock, 0, 15.0) if kind == "chaos" else LocalTransport(nodes)
+            transport = Chaos(nodes, clock, 0, 15.0) if kind == "chaos" else LocalTransport(nodes, keep=False)
             roster = {name: np.array([int(name)]) for name in nodes}
             n_items = len(data.items)
             one = Coordinator(place, roster, transport, n_items=n_items, clock=clock, sleep=clock.sleep)

@@ -33,7 +33,8 @@ app.add_typer(cli_deploy.app, name="deploy")
 
 def main() -> None:
     """Entry point: library errors become one line and an exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that what was started is ended too
+        signal.signal(number, lambda *_: sys.exit(143))
     try:
         app()
     except FedmosaicError as error:

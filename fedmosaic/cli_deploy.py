@@ -35,7 +35,6 @@ def init(
     silos: Annotated[list[str] | None, typer.Option(help="NAME=USERS: a node with many users; repeat.")] = None,
     address: Annotated[str, typer.Option(help="host:port that nodes dial.")] = "127.0.0.1:9443",
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of method or agreement.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, keys or gate; this machine only.")] = False,
 ) -> None:
     """Write ready folders: the server's with its certificates, and one for each node with its key."""
     from fedmosaic.config import parse_pairs
@@ -55,7 +54,7 @@ def init(
     agreed = {**own, "method": method, "method_settings": kept, "items": catalogue_digest(catalogue)}
     nodes = {f"device-{n}": 1 for n in range(devices)} | dict(_silo(word) for word in silos or [])
     pact = validated(Pact, agreed, "the agreement")
-    place = fleet.init(folder, pact, catalogue, nodes, fleet.Link(address, secure=not insecure))
+    place = fleet.init(folder, pact, catalogue, nodes, fleet.Link(address))
     print(f"{place}: start with `fedmosaic deploy server {place}`")
     for name, users in nodes.items():
         kind = f"device {folder / name} --history FILE" if users == 1 else f"silo {folder / name} --data FILE"
@@ -78,6 +77,7 @@ def admit(
 def server(
     place: Folder,
     seconds: Annotated[float, typer.Option("--serve", min=0, help="Seconds to serve newcomers after training.")] = 0.0,
+    listen: Annotated[str | None, typer.Option(help="host:port of the gate here (default: the agreed one).")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -96,7 +96,7 @@ def server(
             cost = f", {line['seconds']:.1f} s ({line['work']:.2f} s of work)"
             print(who + loss + cost + refused, file=sys.stderr, flush=True)
 
-    serve(place, seconds=seconds, tell=tell)
+    serve(place, seconds=seconds, listen=listen, tell=tell)
     if as_json:
         print(json.dumps(lines))
     elif lines:

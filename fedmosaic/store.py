@@ -76,11 +76,11 @@ def load_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
         with safe_open(path, framework="numpy") as stream:
             header = json.loads((stream.metadata() or {}).get("fedmosaic", "{}"))
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118  (not a dict)
+        return _checked(tensors, header, str(path))
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, AttributeError, TypeError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
-    return _checked(tensors, header, str(path))
 
 
 def unpack(content: bytes, what: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
@@ -89,16 +89,18 @@ def unpack(content: bytes, what: str) -> tuple[dict[str, npt.NDArray[Any]], dict
         size = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + size]).get("__metadata__") or {}
         header, tensors = json.loads(metadata.get("fedmosaic", "{}")), load(content)
+        return _checked(tensors, header, what)
     except (SafetensorError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         raise RunError(f"{what} is damaged: {error}") from None
-    return _checked(tensors, header, what)
 
 
 def _checked(tensors: dict[str, npt.NDArray[Any]], header: Any, what: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    described = header.get("meta", "") if isinstance(header, dict) else ""
-    if not isinstance(described, str) or header.get("sha256") != digest_of(tensors, described):
+    described = header.get("meta", "")
+    if header.get("sha256") != digest_of(tensors, described):
         raise RunError(f"{what} is damaged or foreign: its content does not have the digest it declares")
-    meta: dict[str, Any] = json.loads(described)
+    meta = json.loads(described)
+    if not isinstance(meta, dict):
+        raise ValueError("its header is not an object")
     return tensors, meta
 
 

@@ -82,9 +82,10 @@ class Clock:
 
 
 class LocalTransport:
-    """Nodes called directly; every byte they send is kept."""
+    """Nodes called directly; every byte that travels is kept, unless there is too much of it."""
 
-    def __init__(self, nodes: dict[str, Any]) -> None:
+    def __init__(self, nodes: dict[str, Any], keep: bool = True) -> None:
+        self.keep = keep
         self.members, self.ready, self.sent = nodes, list[Reply](), list[tuple[str, bytes]]()
         self.received: list[tuple[str, bytes]] = []
         self.count = 0
@@ -94,9 +95,10 @@ class LocalTransport:
 
     def send(self, node: str, content: bytes, seconds: float) -> str:
         self.count += 1
-        self.received.append((node, content))
         answer = self.members[node].answer(content)
-        self.sent.append((node, answer))
+        if self.keep:
+            self.received.append((node, content))
+            self.sent.append((node, answer))
         self.ready.append(Reply(str(self.count), answer))
         return str(self.count)
 
@@ -109,7 +111,7 @@ class Chaos(LocalTransport):
     """Drops, delays past the deadline, duplicates, replays and damages, by a seeded draw per message."""
 
     def __init__(self, nodes: dict[str, Any], clock: Clock, seed: int, late: float) -> None:
-        super().__init__(nodes)
+        super().__init__(nodes, keep=False)
         self.clock, self.rng, self.late = clock, random.Random(seed), late
         self.held: list[tuple[float, Reply]] = []
         self.old: list[bytes] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -21,9 +22,11 @@ import pytest
 from fleets import catalogue, histories, pact_of
 
 from fedmosaic.deploy import fleet
-from fedmosaic.deploy.fleet import Link, ServerFolder
+from fedmosaic.deploy.fleet import Link, ServerFolder, is_locked, locked
+from fedmosaic.deploy.keys import make_authority, make_node_key
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import Processes, check_port, descendants, end_leftovers, free_port, program
+from fedmosaic.deploy.serve import attend, serve
 from fedmosaic.errors import RunError, SettingsError
 from fedmosaic.store import load_tensors
 
@@ -95,6 +98,7 @@ def test_two_devices_train_over_tls_through_the_gate(tmp_path: Path, programs: P
     programs.start("server", "deploy", "server", place / "server", "--serve", "600")
     for name in ("device-0", "device-1"):
         programs.start(name, "deploy", "device", place / name)
+    strangers(tmp_path, place, programs)
     programs.wait_for("server", "round 2: 2 clients of 2 nodes", 80)
     for path in ("/health", "/docs", "/v1/control/list-runs", "/v1/fleet/../control/x", "/v1/fleet/%2e%2e/control/x"):
         assert request(address, authority, path) == 403, path
@@ -105,8 +109,15 @@ def test_two_devices_train_over_tls_through_the_gate(tmp_path: Path, programs: P
     with socket.create_connection((host, int(port))) as line:  # no TLS
         line.sendall(b"GET /v1/fleet/nothing HTTP/1.1\r\nHost: x\r\n\r\n")
         assert not line.recv(100).startswith(b"HTTP/1.1 2")
-    listening = subprocess.run(["ss", "-tln"], capture_output=True, text=True, check=False).stdout
-    assert f"0.0.0.0:{port}" not in listening
+    beyond = subprocess.run(["ss", "-tlnH"], capture_output=True, text=True, check=False).stdout
+    own = {str(pid) for pid in descendants([p.pid for p in programs.running.values()])}
+    assert own  # all that these programs listen on is the loopback interface
+    listed = subprocess.run(["ss", "-tlnpH"], capture_output=True, text=True, check=False).stdout
+    mine = [line for line in listed.splitlines() if any(f"pid={pid}," in line for pid in own)]
+    assert mine or not beyond
+    assert all(line.split()[3].startswith(("127.0.0.1:", "[::1]:")) for line in mine), mine
+    programs.wait_for("stranger", "not admitted there", 60)
+    programs.wait_for("deceived", "not signed by this federation's authority", 60)
     until = time.monotonic() + 30
     while Node(place / "device-0").meta["version"] != 2:
         assert time.monotonic() < until, "the outcome did not reach the device"
@@ -118,22 +129,32 @@ def test_two_devices_train_over_tls_through_the_gate(tmp_path: Path, programs: P
     assert (place / "device-0" / "state.safetensors").stat().st_mode & 0o077 == 0
 
 
-def _other_authority(tmp_path: Path) -> Path:
-    from fedmosaic.deploy.keys import make_authority
+def strangers(tmp_path: Path, place: Path, programs: Programs) -> None:
+    """A node whose key nobody admitted, and one that trusts another authority."""
+    for name in ("stranger", "deceived"):
+        shutil.copytree(place / "device-0", tmp_path / name, ignore=shutil.ignore_patterns("processes.json", "logs"))
+    make_node_key(tmp_path / "stranger")
+    shutil.copy(_other_authority(tmp_path), tmp_path / "deceived" / "ca.crt")
+    for name in ("stranger", "deceived"):
+        programs.start(name, "deploy", "device", tmp_path / name)
 
+
+def _other_authority(tmp_path: Path) -> Path:
     folder = tmp_path / "other"
-    folder.mkdir()
-    make_authority(folder)
+    if not folder.exists():
+        folder.mkdir()
+        make_authority(folder)
     return folder / "ca.crt"
 
 
-def test_addresses_beyond_this_machine_need_all_locks() -> None:
-    with pytest.raises(SettingsError, match="can be reached from other machines"):
-        Link("0.0.0.0:9443", secure=False)
+def test_a_server_without_locks_is_refused(tmp_path: Path) -> None:
+    place, _ = prepared(tmp_path / "fleet", {"device-0": 1})
+    (place / "server" / "server.crt").unlink()
+    with pytest.raises(RunError, match=r"lacks server\.crt: a server without TLS, keys and gate is refused"):
+        serve(place / "server")
     with pytest.raises(SettingsError, match="host:port"):
         Link("example.org")
-    assert Link("example.org:443").host == "example.org"
-    assert Link("127.0.0.1:1", secure=False).port == "1"
+    assert (Link("example.org:443").host, Link("[::1]:443").host) == ("example.org", "::1")
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -151,8 +172,12 @@ def test_folders_are_written_once_and_hold_their_own_secrets(tmp_path: Path) -> 
         prepared(place, {})
     with pytest.raises(RunError, match="exists already"):
         fleet.admit(place, "shop")
-    with pytest.raises(SettingsError, match="a node needs a name"):
-        fleet.admit(place, "../x")
+    for name, users in (("../x", 1), ("server", 1), ("shop2", 0)):
+        with pytest.raises(SettingsError, match="a node needs a name"):
+            fleet.admit(place, name, users)
+        with pytest.raises(SettingsError, match="a node needs a name"):
+            prepared(tmp_path / "half", {"fine": 1, name: users})
+        assert not (tmp_path / "half").exists()
     fleet.admit(place, "late", 2)
     roster = ServerFolder(place / "server").roster()
     assert {n: v.tolist() for n, v in roster.items()} == {"device-0": [0], "shop": [1, 2, 3], "late": [4, 5]}
@@ -163,22 +188,31 @@ def test_folders_are_written_once_and_hold_their_own_secrets(tmp_path: Path) -> 
     assert len({(place / n / "node.key").read_bytes() for n in roster}) == 3
 
 
-def test_a_node_is_told_that_the_authority_is_wrong(tmp_path: Path) -> None:
-    from fedmosaic.deploy.serve import _reason
+def test_one_node_at_a_time_in_a_folder(tmp_path: Path) -> None:
+    place, _ = prepared(tmp_path / "fleet", {"device-0": 1})
+    with locked(place / "device-0", "node"), pytest.raises(RunError, match="another node is at work in"):
+        attend(place / "device-0")
+    with locked(place / "server", "server"):
+        assert is_locked(place / "server")
+    assert not is_locked(place / "server")
 
-    text, final = _reason("ERROR : SSL/TLS handshake error detected.\nExit Code: 305")
-    assert final
-    assert "ca.crt" in text
-    text, final = _reason("[code: 2004] Failed to activate SuperNode.")
-    assert not final
-    assert "not admitted" in text
+
+def test_a_process_that_only_has_the_number_of_an_old_one_is_spared(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    (tmp_path / "processes.json").write_text(json.dumps({str(os.getpid()): "Mon Jan  1 00:00:00 2001"}))
+    assert end_leftovers(tmp_path) == 0
+    assert child.poll() is None
+    child.kill()
+    child.wait()
 
 
 def test_programs_that_a_killed_parent_left_are_ended(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from fedmosaic.deploy.processes import Processes\n"
         f"p = Processes(Path({str(tmp_path)!r}))\n"
-        "p.start('sleeper', [sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "code = 'import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)'\n"
+        "p.start('sleeper', [sys.executable, '-c', code])\n"
+        "while '1' not in p.said('sleeper'): time.sleep(0.05)\n"
         "print('ready', flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)

@@ -24,6 +24,8 @@ from fleets import (
     make_node,
     pact_of,
 )
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from safetensors.numpy import save
 
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.node import Node
@@ -33,7 +35,7 @@ from fedmosaic.ragged import Ragged
 from fedmosaic.runtime.flower import FlowerTransport
 from fedmosaic.runtime.protocol import Refused, Reply, Rules, Task, Update
 from fedmosaic.runtime.relay import listening
-from fedmosaic.store import load_tensors
+from fedmosaic.store import digest_of, load_tensors, unpack
 from fedmosaic.training import TrainingSet
 from fedmosaic.zoo import entry
 
@@ -246,15 +248,23 @@ def test_bad_uploads_are_refused_and_the_round_goes_on(reason: str, change: dict
 
 @pytest.mark.parametrize(
     ("reason", "rows"),
-    [("ids", [3, 2]), ("ids", [2, 2]), ("ids", [-1, 4]), ("ids", [4, 30]), ("quota", [1, 2, 3]), ("dtype", [1.5, 2.0])],
+    [
+        ("ids", [3, 2]),
+        ("ids", [2, 2]),
+        ("ids", [-1, 4]),
+        ("ids", [4, 30]),
+        ("ids", [0, 2147483647, -2147483648, -1, 5]),  # differences wrap around
+        ("quota", [1, 2, 3]),
+        ("dtype", [1.5, 2.0]),
+    ],
 )
 def test_rows_are_checked(reason: str, rows: list[float]) -> None:
     pact = pact_of("fedmf", 30, support="touched")
     rules = Rules(pact.build().algorithm, 30, row_quota=2)
     at = np.array(rows) if reason == "dtype" else np.array(rows, dtype=np.int32)
-    tensors = {"item": np.zeros((len(rows), 4), np.float32), "item.rows": at}
+    tensors = {"item": np.ones((len(rows), 4), np.float32), "item.rows": at}
     with pytest.raises(Refused) as caught:
-        rules.open_sum(Update(pact.digest(), 1, "", "done", 0, clients=1, loss=0.1, tensors=tensors))
+        rules.open_sum(Update(pact.digest(), 1, "", "done", 0, clients=1, loss=0.1, tensors=tensors), {})
     assert caught.value.reason == reason
 
 
@@ -440,3 +450,155 @@ def test_only_methods_whose_uploads_add_up_can_be_deployed() -> None:
     for method in ("ease", "mf", "metamf"):
         with pytest.raises(SettingsError, match="cannot be deployed"):
             Pact(method=method, items="").build()
+
+
+def repacked(content: bytes, header: Any, text: str | None = None) -> bytes:
+    """A message with another header and a digest that fits it."""
+    tensors, _ = unpack(content, "test")
+    described = json.dumps(header) if text is None else text
+    whole = json.dumps({"meta": described, "sha256": digest_of(tensors, described)})
+    return bytes(save(tensors, metadata={"fedmosaic": whole}))
+
+
+def test_hostile_headers_are_refused_whatever_their_digest_says(tmp_path: Path) -> None:
+    data = histories(2)
+    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30), data, [[0], [1]])
+    transport = LocalTransport(nodes)
+    coordinator_of(server, nodes, transport).round()
+    sent = transport.sent[0][1]
+    _, good = unpack(sent, "test")
+    assert Update.decode(repacked(sent, good)).clients == 1
+    for name in good:
+        odd: list[Any] = [None, [], {"a": 1}, "x", 1.5, True, 10**30, -1, float("nan")]
+        for value in odd:
+            hostile = repacked(sent, {**good, name: value})
+            try:
+                update = Update.decode(hostile)
+                Rules(pact_of("fedmf", 30).build().algorithm, 30).open_sum(update, {})
+            except Refused:
+                pass
+    headers: list[Any] = [[], [1], "x", 3, None, {}]
+    for header in headers:
+        with pytest.raises(Refused):
+            Update.decode(repacked(sent, header))
+    for text in ("", "[" * 100_000, "9" * 5000, "{"):
+        with pytest.raises(Refused):
+            Update.decode(repacked(sent, None, text))
+
+
+def test_sums_at_the_edge_of_64_bits_are_refused() -> None:
+    pact = pact_of("fedmf", 30)
+    rules = Rules(pact.build().algorithm, 30)
+    for value in (-(2**63), 2**63 - 1, 2**55):
+        table = np.zeros((30, 4), np.int64)
+        table[3, 2] = value
+        update = Update(pact.digest(), 1, "", "done", 0, clients=100_000, loss=0.1, tensors={"item": table})
+        with pytest.raises(Refused) as caught:
+            rules.open_sum(update, {})
+        assert caught.value.reason == "finite"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensors": {}},
+        {"tensors": {"item": np.zeros((30, 7), np.float32)}},
+        {"tensors": {"item": np.zeros((5, 4), np.float32)}},
+        {"tensors": {"item": np.zeros((30, 4))}},
+        {"tensors": {"item": np.zeros((1, 4), np.float32), "item.rows": np.array([99], np.int32)}, "base": 0},
+        {"tensors": {"item": np.zeros((1, 4), np.float32), "item.rows": np.array([1], np.int32)}},
+        {"base": 7},
+        {"clients": np.array([5])},
+        {"clients": np.zeros(0, np.int64)},
+        {"federation": "another"},
+        {"stamp": "no"},
+    ],
+)
+def test_a_bad_task_is_answered_and_changes_nothing(change: dict[str, Any], tmp_path: Path) -> None:
+    data = histories(2)
+    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30), data, [[0], [1]])
+    transport = LocalTransport(nodes)
+    one = coordinator_of(server, nodes, transport)
+    one.round()
+    before = {k: v.tobytes() for k, v in nodes["n0"].state.items()}
+    good = Task.decode(transport.received[0][1])
+    update = Update.decode(nodes["n0"].answer(replace(good, round=9, **change).encode()))
+    assert update.status in ("failed", "resync")
+    assert {k: v.tobytes() for k, v in nodes["n0"].state.items()} == before
+    assert one.round()["clients"] == 2
+    assert Update.decode(nodes["n0"].answer(b"nonsense")).status == "failed"
+
+
+def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> None:
+    data, clock = histories(8), Clock()
+    pact = pact_of("fedmf", 30, settings={"participation": 0.25})
+    server, nodes = make_fleet(tmp_path, pact, data, [[u] for u in range(8)])
+
+    class Half(LocalTransport):
+        def nodes(self) -> list[str]:
+            return list(self.members)[:2]
+
+    one = coordinator_of(server, nodes, Half(nodes), clock=clock, sleep=clock.sleep)
+    assert all(one.round()["clients"] in (1, 2) for _ in range(6))
+    assert clock() > 0
+    with pytest.raises(SettingsError, match="least=9, but only 8 clients are admitted"):
+        coordinator_of(server, nodes, Half(nodes), pact=pact.model_copy(update={"least": 9}))
+    more = pact.model_copy(update={"least": 6})  # more than the quarter that is wanted
+    assert coordinator_of(server, nodes, LocalTransport(nodes), pact=more).round()["clients"] == 6
+
+
+def test_a_node_that_always_asks_for_everything_is_refused(tmp_path: Path) -> None:
+    data, clock = histories(2), Clock()
+    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30), data, [[0], [1]])
+
+    class Greedy:
+        def answer(self, content: bytes) -> bytes:
+            task = Task.decode(content)
+            return Update(task.federation, task.round, task.attempt, "resync", -1).encode()
+
+    transport = LocalTransport({**nodes, "n0": Greedy()})
+    line = coordinator_of(server, nodes, transport, clock=clock, sleep=clock.sleep).round()
+    assert (line["clients"], line["refused"], transport.count) == (1, 1, 2)
+
+
+def test_users_of_a_silo_keep_their_numbers(tmp_path: Path) -> None:
+    Node.create(tmp_path / "s", pact_of("fedmf", 30), catalogue(30), np.array([4, 7]))
+    Node.take_history(tmp_path / "s", {"user": ["a", "b"], "item": ["i1", "i2"]})
+    Node.take_history(tmp_path / "s", {"user": ["b", "a", "b"], "item": ["i3", "i1", "i4"]})
+    node = Node(tmp_path / "s")
+    assert node.users.ids.to_list() == ["a", "b"]
+    assert [node.data.histories[u].tolist() for u in range(2)] == [[1], [3, 4]]
+    with pytest.raises(DataError, match="users that were not here before: c"):
+        Node.take_history(tmp_path / "s", {"user": ["a", "c"], "item": ["i1", "i2"]})
+
+
+def test_another_catalogue_is_refused(tmp_path: Path) -> None:
+    Node.create(tmp_path / "d", pact_of("fedmf", 30), catalogue(30).reverse(), np.array([0]))
+    with pytest.raises(RunError, match="is not the catalogue that was agreed on"):
+        Node.take_history(tmp_path / "d", {"item": ["i3"]}, user=None)
+
+
+def test_a_reply_that_is_none_of_ours_is_no_crash() -> None:
+    records = (
+        RecordDict(),
+        RecordDict({"fedmosaic": ConfigRecord({"bytes": 10**11})}),
+        RecordDict({"fedmosaic": ConfigRecord({"bytes": "text"})}),
+        RecordDict({"fedmosaic": ConfigRecord({"other": b""})}),
+        RecordDict({"fedmosaic": MetricRecord({"bytes": 1})}),
+    )
+
+    class Odd(LocalGrid):
+        def push_messages(self, messages: Any) -> Any:
+            for message in messages:
+                message.metadata.__dict__["_message_id"] = "m"
+                self.answers["m"] = Message(records[self.turn], reply_to=message)
+            return ["m"]
+
+        turn = 0
+
+    grid = Odd({1: ""})
+    transport = FlowerTransport(grid, {1: "n"})
+    for turn in range(len(records)):
+        grid.turn = turn
+        transport.send("n", b"", 10.0)
+        assert [(r.content, bool(r.error)) for r in transport.receive()] == [(None, True)]

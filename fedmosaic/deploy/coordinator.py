@@ -23,7 +23,7 @@ import numpy as np
 
 from fedmosaic.data.batches import draw_cohort, round_half_up
 from fedmosaic.deploy.pact import Pact, stamp_of
-from fedmosaic.errors import RunError
+from fedmosaic.errors import RunError, SettingsError
 from fedmosaic.local import Context
 from fedmosaic.ragged import I64
 from fedmosaic.runtime.devices import Array
@@ -35,6 +35,7 @@ from fedmosaic.upload import Sum
 
 STATE = "server.safetensors"
 PAUSE = 0.05  # seconds between two looks for answers
+MANY_ROUNDS = 1 << 32  # draws of a round that is begun again are keyed apart from all rounds
 OWED = 1.0  # deadlines after its round closed until an unanswered task is forgotten
 
 Roster = Mapping[str, I64]  # admitted nodes, and the numbers of their clients
@@ -50,6 +51,7 @@ class Asked:
     clients: int
     until: float
     upload: bool
+    whole: bool  # whether it carried all parameters
     open: bool = True  # whether its round is
 
 
@@ -94,6 +96,8 @@ class Coordinator:
         self.rules = Rules(algorithm, n_items, self.pact.largest_norm, self.pact.row_quota)
         self.tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
         self.state, self.version = self._stored()
+        if self.pact.least > self.clients:
+            raise SettingsError(f"least={self.pact.least}, but only {self.clients} clients are admitted")
         self.asked: dict[str, Asked] = {}  # by message
         self.holds: dict[str, int] = {}  # version each node said it holds
 
@@ -123,12 +127,13 @@ class Coordinator:
 
     def round(self) -> dict[str, Any]:
         """One committed round; attempts with too few clients are given up and begun again."""
-        number, begun, abandoned = self.version + 1, self.clock(), 0
-        while (count := self._attempt(number, upload=True)).total is None or count.clients < self.pact.least:
-            if count.bytes_down:  # somebody was asked
-                abandoned += 1
-                detail = f"{count.clients} clients, {self.pact.least} are needed"
-                self._log("refused.jsonl", {"round": number, "node": "all", "reason": "least", "detail": detail})
+        number, begun, abandoned, again = self.version + 1, self.clock(), 0, 0
+        while (count := self._attempt(number, again=again)).total is None or count.clients < self.pact.least:
+            abandoned += count.bytes_down > 0  # somebody was asked
+            if count.bytes_down or not again:
+                detail = f"{count.clients} clients answered, {self.pact.least} are needed; waiting for more"
+                self._log("refused.jsonl", {"round": number, "node": "all", **Refused("least", detail).line()})
+            again += 1
             self.sleep(1.0)
         ctx = Context(number, self.pact.seed, self.n_items, self.clients)
         self._commit(apply(self.federation.algorithm, self.state, count.total, ctx), number)
@@ -148,10 +153,18 @@ class Coordinator:
         """Give the newest parameters to whoever is there and lacks them; newcomers adapt. How many took them."""
         return len(self._attempt(self.version + 1, upload=False).nodes)
 
-    def _attempt(self, number: int, *, upload: bool) -> Count:
-        """Ask who is there, and take answers until all or enough have come or the round closes."""
+    def lacking(self) -> list[str]:
+        """Nodes that are there and do not hold the newest parameters."""
+        there = set(self.transport.nodes())
+        return [n for n in self.roster if n in there and self.holds.get(n) != self.version]
+
+    def _attempt(self, number: int, *, upload: bool = True, again: int = 0) -> Count:
+        """Ask who is there, and take answers until all or enough have come or the round closes.
+
+        A round that is begun `again` draws other clients: those of the first draw may all be away.
+        """
         count, closes = Count(), self.clock() + self.pact.deadline
-        wanted, drawn = self._wanted(number) if upload else (self.clients, self.roster)
+        wanted, drawn = self._wanted(number, again) if upload else (self.clients, self.roster)
         mine: set[str] = set()
         self._collect(None, mine)  # what came in between rounds
         busy = {a.node for a in self.asked.values()}
@@ -161,21 +174,21 @@ class Coordinator:
                 mine.add(self._ask(node, drawn[node], number, closes, upload, count))
         while mine & set(self.asked) and count.clients < wanted and self.clock() < closes:
             for node in self._collect(count, mine):
-                self.holds.pop(node, None)
+                self.holds.pop(node, None)  # so that the next task is whole
                 mine.add(self._ask(node, drawn[node], number, closes, upload, count))
             self.sleep(self.pause)
         for message in mine & set(self.asked):
             self.asked[message].open = False
         return count
 
-    def _wanted(self, number: int) -> tuple[int, Roster]:
+    def _wanted(self, number: int, again: int) -> tuple[int, Roster]:
         """How many clients a round wants, and whom it asks for that: some more, if some are expected to be lost."""
         participation = self.federation.participation
         if participation == 1:
             return self.clients, self.roster
-        wanted = max(1, round_half_up(participation * self.clients))
-        share = min(1.0, participation * self.pact.spare)
-        drawn = draw_cohort(self.clients, share, seed=self.pact.seed, round=number)
+        wanted = max(self.pact.least, round_half_up(participation * self.clients))
+        share = min(1.0, wanted / self.clients * self.pact.spare)
+        drawn = draw_cohort(self.clients, share, seed=self.pact.seed, round=number - again * MANY_ROUNDS)
         chosen = {node: np.intersect1d(numbers, drawn) for node, numbers in self.roster.items()}
         return wanted, {node: numbers for node, numbers in chosen.items() if numbers.size}
 
@@ -193,7 +206,8 @@ class Coordinator:
         count.bytes_down += len(content)
         patience = max(closes - self.clock(), 0) + OWED * self.pact.deadline
         message = self.transport.send(node, content, patience)
-        self.asked[message] = Asked(node, task.attempt, clients.size, self.clock() + patience, upload)
+        until = self.clock() + patience
+        self.asked[message] = Asked(node, task.attempt, clients.size, until, upload, task.base == WHOLE)
         return message
 
     def _collect(self, count: Count | None, mine: set[str]) -> list[str]:
@@ -228,12 +242,14 @@ class Coordinator:
             raise Refused("late", f"round {update.round} is closed")
         if update.status == "failed":
             raise Refused("failed", update.detail[:200])
+        if update.status == "resync" and asked.whole:
+            raise Refused("resync", "it was sent everything and asks again")
         if update.status == "done":
             count.bytes_up += len(reply.content)
             if asked.upload:
                 if not 0 < update.clients <= asked.clients:
                     raise Refused("clients", f"{update.clients} clients, {asked.clients} were asked")
-                one = self.rules.open_sum(update)
+                one = self.rules.open_sum(update, self.parameters())
                 count.total = one if count.total is None else count.total + one
             count.nodes.append(asked.node)
             count.seconds.append(float(update.seconds))

@@ -17,19 +17,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import polars as pl
 import tomli_w
 
 from fedmosaic.deploy.coordinator import Coordinator
-from fedmosaic.deploy.keys import CA, make_authority, make_certificate, make_node_key
+from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, make_authority, make_certificate, make_node_key
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.pact import Pact, read_catalogue, write_catalogue
 from fedmosaic.errors import FedmosaicError, RunError, SettingsError
 from fedmosaic.ragged import I64
-from fedmosaic.runtime.distributed import LOOPBACK
 from fedmosaic.runtime.protocol import Transport
 from fedmosaic.store import read_json, write_atomic, write_json
 
@@ -39,19 +38,13 @@ LINK, ROSTER, OUTCOME = "link.toml", "roster.json", "outcome.json"
 
 @dataclass(frozen=True)
 class Link:
-    """Where the server is reached, and whether with TLS, node keys and gate."""
+    """Where nodes reach the server; always through the gate, with TLS and a key of their own."""
 
     address: str  # host:port that nodes dial
-    secure: bool = True
 
     def __post_init__(self) -> None:
         if not self.port.isdigit() or not 0 < int(self.port) < 65536 or not self.host:
             raise SettingsError(f"an address is host:port, got {self.address!r}")
-        if not self.secure and self.host not in LOOPBACK:
-            raise SettingsError(
-                f"{self.host} can be reached from other machines: without TLS, node keys and gate anybody could start "
-                "code on every node. Leave --insecure away, or use 127.0.0.1"
-            )
 
     @property
     def host(self) -> str:
@@ -83,6 +76,8 @@ def init(place: Path, pact: Pact, catalogue: pl.DataFrame, nodes: Mapping[str, i
     server = place / "server"
     if server.exists():
         raise RunError(f"{place} holds a deployment already; choose another folder or remove it")
+    for name, users in nodes.items():
+        _check_name(name, users)
     pact.build()  # a method that cannot be deployed is refused before anything is written
     server.mkdir(parents=True, mode=0o700)
     pact.write(server)
@@ -100,10 +95,9 @@ def admit(place: Path, name: str, users: int = 1) -> Path:
     """A folder for one more node: its key, its numbers, and the agreement."""
     server = ServerFolder(place / "server")
     roster, folder = server.entries(), place / name
+    _check_name(name, users)
     if name in roster or folder.exists():
         raise RunError(f"{folder} exists already; choose another name")
-    if not name.replace("-", "").replace("_", "").isalnum() or users < 1:
-        raise SettingsError(f"a node needs a name of letters, digits, - and _, and users; got {name!r}, {users}")
     first = max((int(e["first"]) + int(e["users"]) for e in roster.values()), default=0)
     Node.create(folder, server.pact, pl.read_parquet(server.place / "items.parquet"), np.arange(first, first + users))
     shutil.copy(server.place / CA, folder / CA)
@@ -111,6 +105,13 @@ def admit(place: Path, name: str, users: int = 1) -> Path:
     roster[name] = {"first": first, "users": users, "key": make_node_key(folder), "flower": None}
     write_json(server.place / ROSTER, roster)
     return folder
+
+
+def _check_name(name: str, users: int) -> None:
+    if not name.replace("-", "").replace("_", "").isalnum() or name == "server" or users < 1:
+        raise SettingsError(
+            f"a node needs a name of letters, digits, - and _ (not `server`), and users; got {name!r} with {users}"
+        )
 
 
 class ServerFolder:
@@ -141,38 +142,56 @@ class ServerFolder:
             entries[name]["flower"] = str(number)
         write_json(self.place / ROSTER, entries)
 
-    @contextmanager
-    def locked(self, patience: float = 30.0) -> Iterator[None]:
-        """One coordinator at a time."""
-        with (self.place / ".lock").open("w") as stream:
-            until = time.monotonic() + patience
-            while True:
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise RunError(f"another server is at work in {self.place}") from None
-                    time.sleep(0.2)
-            yield
+    def check_locks(self) -> None:
+        """Refuse to serve without what keeps strangers out."""
+        missing = [name for name in (CA, CERTIFICATE, KEY) if not (self.place / name).is_file()]
+        if missing:
+            raise RunError(f"{self.place} lacks {', '.join(missing)}: a server without TLS, keys and gate is refused")
 
     def hold(self, transport: Transport, token: str, serve: float) -> None:
         """All rounds that are left; then the outcome for everybody, and for newcomers as long as it is served."""
         try:
-            with self.locked():
-                items, _ = read_catalogue(self.place)
+            with locked(self.place, "server", patience=30.0):
+                items, _ = read_catalogue(self.place, self.pact)
                 one = Coordinator(self.place, self.roster(), transport, n_items=len(items), pause=PAUSE)
                 write_json(self.place / OUTCOME, {"token": token, "status": "running"})
                 one.run()
-                until = time.monotonic() + serve
-                one.share()
-                while time.monotonic() < until:
-                    time.sleep(1.0)
+                now = time.monotonic()
+                owed, until = now + 2 * self.pact.deadline, now + serve
+                while (one.lacking() and time.monotonic() < owed) or time.monotonic() < until:
                     one.share()
-            write_json(self.place / OUTCOME, {"token": token, "status": "done"})
-        except FedmosaicError as error:
-            write_json(self.place / OUTCOME, {"token": token, "status": "failed", "error": str(error)})
+                    time.sleep(1.0)
+                write_json(self.place / OUTCOME, {"token": token, "status": "done"})
+        except Exception as error:
+            text = str(error) if isinstance(error, FedmosaicError) else f"{type(error).__name__}: {error}"
+            write_json(self.place / OUTCOME, {"token": token, "status": "failed", "error": text})
             raise
+
+
+@contextmanager
+def locked(place: Path, who: str, patience: float = 0.0) -> Iterator[None]:
+    """One process at a time in a folder."""
+    with (place / ".lock").open("w") as stream:
+        until = time.monotonic() + patience
+        while not _take(stream):
+            if time.monotonic() >= until:
+                raise RunError(f"another {who} is at work in {place}")
+            time.sleep(0.2)
+        yield
+
+
+def is_locked(place: Path) -> bool:
+    """Whether somebody is at work in a folder."""
+    with (place / ".lock").open("a") as stream:
+        return not _take(stream)
+
+
+def _take(stream: TextIO) -> bool:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def hold_rounds(dial: Callable[[Mapping[int, str]], Transport], config: Mapping[str, Any]) -> None:

@@ -19,7 +19,8 @@ import uvicorn
 from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY
 
 OPEN = "/v1/fleet/"
-LARGEST = 1 << 30  # bytes of a request
+LARGEST = 256 << 20  # bytes of a request
+AT_ONCE = 64  # requests; more are told to come again
 HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "content-length"}
 
 Scope = MutableMapping[str, Any]
@@ -50,6 +51,8 @@ class Gate:
             found = await self.client.request(
                 scope["method"], path + (f"?{query}" if query else ""), headers=headers, content=body
             )
+        except httpx.InvalidURL:
+            return await _plain(send, 400, "that is no address")
         except httpx.HTTPError:
             return await _plain(send, 502, "the server does not answer")
         kept = [(k, v) for k, v in found.headers.raw if k.decode("latin-1").lower() not in HOP | {"content-encoding"}]
@@ -78,6 +81,7 @@ def run_gate(folder: Path, host: str, port: int, server: str) -> None:
     """Listen until stopped."""
     config = uvicorn.Config(
         Gate(server, folder / CA), host=host, port=port, log_level="warning", lifespan="off", server_header=False,
+        limit_concurrency=AT_ONCE,
         ssl_certfile=str(folder / CERTIFICATE), ssl_keyfile=str(folder / KEY),
     )  # fmt: skip
     asyncio.run(uvicorn.Server(config).serve())

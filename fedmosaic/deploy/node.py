@@ -2,7 +2,8 @@
 
     federation.toml      what everybody agreed on
     items.parquet        the catalogue: ids and titles
-    history.parquet      its own users' interactions, mapped to the catalogue here and nowhere else
+    users.json           its users, in the order of their numbers
+    history.parquet      their interactions, mapped to the catalogue here and nowhere else
     state.safetensors    what its users hold, the server's parameters as received last, and the last answer
 
 The state is one file that is replaced at once, readable by its owner alone. A node that is asked again for a round it
@@ -11,6 +12,8 @@ has worked for already (the answer was lost, or the server began again) sends th
 
 from __future__ import annotations
 
+import io
+import json
 import secrets
 import time
 from dataclasses import replace
@@ -23,16 +26,16 @@ import polars as pl
 from fedmosaic.data.clean import as_polars
 from fedmosaic.data.vocab import Id, Vocab
 from fedmosaic.deploy.pact import Pact, read_catalogue, stamp_of, write_catalogue
-from fedmosaic.errors import DataError, FedmosaicError, RunError
+from fedmosaic.errors import DataError, RunError
 from fedmosaic.local import Context
 from fedmosaic.ragged import I64, Ragged
 from fedmosaic.recommender import FederatedRecommender
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.protocol import WHOLE, Refused, Task, Update, brought_up, put_sum
-from fedmosaic.store import load_tensors, save_tensors
+from fedmosaic.store import load_tensors, read_json, save_tensors, write_atomic
 from fedmosaic.training import TrainingSet
 
-STATE = "state.safetensors"
+STATE, HISTORY, USERS = "state.safetensors", "history.parquet", "users.json"
 
 
 class Node:
@@ -42,7 +45,7 @@ class Node:
         self.place = Path(place)
         self.pact = Pact.read(self.place)
         self.federation = self.pact.build()
-        self.items, self.info = read_catalogue(self.place)
+        self.items, self.info = read_catalogue(self.place, self.pact)
         self.users, self.data = self._own_data()
         self.state, self.meta = self._own_state()
 
@@ -58,7 +61,7 @@ class Node:
     @staticmethod
     def take_history(place: Path, history: Any, user: str | None = "user", item: str = "item") -> None:
         """Map a history (columns user and item; item alone on a device) to the catalogue, and keep it here."""
-        items, _ = read_catalogue(place)
+        items, _ = read_catalogue(place, Pact.read(place))
         frame = as_polars(history)
         if item not in frame.columns:
             raise DataError(f"has no column {item!r}; it has {', '.join(frame.columns)}", source="history")
@@ -72,20 +75,32 @@ class Node:
                 source="history", column=item,
             )  # fmt: skip
         known = pl.DataFrame({"user": who, "item": at.astype(np.int32)}).unique(maintain_order=True)
-        tensors, _ = load_tensors(place / "numbers.safetensors")
-        users = known["user"].unique(maintain_order=True)
-        if users.len() != tensors["numbers"].size:
-            raise DataError(f"holds {users.len()} users; this node was admitted with {tensors['numbers'].size}",
-                            source="history")  # fmt: skip
-        known.write_parquet(place / "history.parquet")
-        (place / "history.parquet").chmod(0o600)
+        users = Node._same_users(place, known["user"].unique(maintain_order=True))
+        write_atomic(place / USERS, json.dumps(users))
+        stream = io.BytesIO()
+        known.write_parquet(stream)
+        write_atomic(place / HISTORY, stream.getvalue())
+
+    @staticmethod
+    def _same_users(place: Path, found: pl.Series) -> list[str]:
+        """Users in the order of their numbers: as they came first; later histories must be of the same ones."""
+        admitted = load_tensors(place / "numbers.safetensors")[0]["numbers"].size
+        if (place / USERS).is_file():
+            before: list[str] = read_json(place / USERS)
+            strangers = sorted(set(found) - set(before))
+            if strangers:
+                raise DataError(f"holds users that were not here before: {', '.join(strangers[:5])}", source="history")
+            return before
+        if found.len() != admitted:
+            raise DataError(f"holds {found.len()} users; this node was admitted with {admitted}", source="history")
+        return [str(u) for u in found]
 
     def _own_data(self) -> tuple[Vocab, TrainingSet]:
-        file = self.place / "history.parquet"
+        file = self.place / HISTORY
         if not file.is_file():
             raise RunError(f"{self.place} holds no history yet; `fedmosaic deploy device --history FILE` brings it")
         known = pl.read_parquet(file)
-        users = Vocab(known["user"].unique(maintain_order=True), "user")
+        users = Vocab(pl.Series("user", read_json(self.place / USERS)), "user")
         histories = Ragged.group(users.positions(known["user"].to_list()), known["item"].to_numpy(), len(users))
         tensors, _ = load_tensors(self.place / "numbers.safetensors")
         return users, TrainingSet(histories, histories.unique(), len(self.items), numbers=tensors["numbers"])
@@ -106,8 +121,8 @@ class Node:
             return Update("", 0, "", "failed", self.meta["version"], detail=str(error)).encode()
         try:
             return self._answer(task).encode()
-        except FedmosaicError as error:
-            return self._plain(task, "failed", str(error)).encode()
+        except Exception as error:  # a node that raises would be mute from then on
+            return self._plain(task, "failed", f"{type(error).__name__}: {error}"[:500]).encode()
 
     def _plain(self, task: Task, status: Any, detail: str = "") -> Update:
         return Update(task.federation, task.round, task.attempt, status, self.meta["version"], detail=detail)
@@ -115,9 +130,11 @@ class Node:
     def _answer(self, task: Task) -> Update:
         if task.federation != self.pact.digest():
             raise Refused("federation", "this node belongs to another federation")
+        if any(name.endswith(".rows") for name in task.tensors) != (task.base != WHOLE):
+            raise Refused("protocol", "rows need a base, and a base rows")
         if task.base != WHOLE and task.base != self.meta["version"]:
             return self._plain(task, "resync")
-        server = brought_up(self._received(), task)
+        server = brought_up(self.federation.algorithm, len(self.items), self._received(), task)
         if stamp_of(server) != task.stamp:
             return self._plain(task, "resync")
         done = self.meta["answer"]
@@ -147,7 +164,8 @@ class Node:
                 after |= {f"answer/{n}": v for n, v in sent.items()}
                 loss = None if self.federation.algorithm.upload.noise is not None else total.loss
                 known = {"clients": total.clients, "loss": loss, "shrink": dict(total.shrink)}
-        known["seconds"] = round(time.perf_counter() - begun, 4)
+        noisy = self.federation.algorithm.upload.noise is not None  # how long work takes tells how much there was
+        known["seconds"] = 0.0 if noisy else round(time.perf_counter() - begun, 4)
         worked = {
             "round": task.round if works else self.meta["round"],
             "version": task.version,

@@ -20,6 +20,7 @@ from fedmosaic.errors import RunError, SettingsError
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.store import digest_of, write_atomic
+from fedmosaic.upload import SMALLEST_PAD
 
 FILE = "federation.toml"
 CATALOGUE = "items.parquet"
@@ -54,6 +55,8 @@ class Pact(BaseModel):
         method = zoo.entry(self.method).build(self.method_settings)
         if not isinstance(method, Federation) or method.pooled:
             raise SettingsError(f"{self.method} cannot be deployed: its rounds are not uploads that add up")
+        if self.support == "padded" and self.row_quota is not None and self.row_quota < SMALLEST_PAD:
+            raise SettingsError(f"padded uploads have {SMALLEST_PAD} rows at least; row_quota={self.row_quota} is less")
         upload = replace(method.algorithm.upload, support=self.support)
         return replace(method, algorithm=replace(method.algorithm, upload=upload))
 
@@ -77,12 +80,14 @@ def write_catalogue(folder: Path, catalogue: pl.DataFrame) -> None:
     catalogue.write_parquet(folder / CATALOGUE)
 
 
-def read_catalogue(folder: Path) -> tuple[Vocab, pl.DataFrame | None]:
+def read_catalogue(folder: Path, pact: Pact) -> tuple[Vocab, pl.DataFrame | None]:
     """The agreed items, and their titles where known."""
     try:
         table = pl.read_parquet(folder / CATALOGUE)
     except (FileNotFoundError, pl.exceptions.PolarsError) as error:
         raise RunError(f"{folder} holds no readable catalogue: {error}") from None
+    if catalogue_digest(table) != pact.items:
+        raise RunError(f"{folder / CATALOGUE} is not the catalogue that was agreed on (items or their order differ)")
     return Vocab(table["item"], "item"), table if "title" in table.columns else None
 
 

@@ -1,11 +1,14 @@
-"""Processes that are started, watched and ended: none is left behind, not even by a parent that was killed.
+"""Processes that are started, watched and ended.
 
 Flower's programs start others in sessions of their own, so a process group is not enough: descendants are noted in a
-file while they live, and whoever comes next in the same folder ends those that are still there.
+file while they live. Children of a parent that was killed are told (on Linux), and whoever comes next in the same
+folder ends what is still there.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
 import signal
@@ -24,6 +27,7 @@ from fedmosaic.store import write_json
 
 GRACE = 5.0  # seconds between asking and killing
 NOTED = "processes.json"
+PR_SET_PDEATHSIG = 1
 FLOWER = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -71,6 +75,7 @@ class Processes:
         with log.open("wb") as stream:
             self.children[name] = subprocess.Popen(
                 words, stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                preexec_fn=_die_with_parent,
                 env={**os.environ, **FLOWER, "FLWR_HOME": str(self.folder / ".flwr"), **(environment or {})},
             )  # fmt: skip
         self.note()
@@ -109,18 +114,27 @@ def free_port() -> int:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that is taken, by name, before anything is started."""
-    with socket.socket() as door:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            door.bind((host, port))
-        except OSError as error:
-            raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; is another server running?") from None
+    """Refuse an address nobody can listen on, by name, before anything is started."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as door:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            door.bind(address)
+    except OSError as error:
+        hint = {
+            errno.EADDRINUSE: "is another server running?",
+            errno.EADDRNOTAVAIL: "that address is not this machine's; say --listen 0.0.0.0:PORT",
+            errno.EACCES: "small ports need rights; choose one above 1023",
+        }.get(error.errno or 0, "")
+        raise RunError(f"cannot listen on {host}:{port}: {error.strerror or error}; {hint}".rstrip("; ")) from None
 
 
 def descendants(parents: Sequence[int]) -> dict[int, str]:
     """Processes below some, and those themselves, with the time each began (pids are used again, times are not)."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,lstart="], capture_output=True, text=True, check=False)
+    try:
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,lstart="], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise RunError("the program `ps` is needed to end what was started; install procps") from None
     children: dict[int, list[int]] = {}
     began: dict[int, str] = {}
     for line in listed.stdout.splitlines():
@@ -151,8 +165,15 @@ def end_leftovers(folder: Path) -> int:
 def _end(family: dict[int, str]) -> int:
     """Kill those of the noted processes that are still the same ones, and whatever they have started since."""
     now = descendants(list(family))
-    same = {pid for pid, began in now.items() if family.get(pid, began) == began and pid != os.getpid()}
+    still = [pid for pid, began in family.items() if now.get(pid) == began]
+    same = set(descendants(still)) - {os.getpid()}
     for pid in same:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return len(same)
+
+
+def _die_with_parent() -> None:
+    """On Linux, let a child be told when its parent dies, even of kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -19,7 +19,7 @@ from typing import Any
 
 import tomli_w
 
-from fedmosaic.deploy.fleet import OUTCOME, Link, ServerFolder
+from fedmosaic.deploy.fleet import OUTCOME, Link, ServerFolder, is_locked, locked
 from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, NODE_KEY
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import FLOWER, Processes, check_port, free_port, program
@@ -55,46 +55,40 @@ SERVER = "from fedmosaic.deploy.fleet import hold_rounds\nfrom fedmosaic.runtime
 CLIENT = "from fedmosaic.runtime.flower import client_app\n"
 
 
-def serve(place: Path, *, seconds: float = 0.0, port: int | None = None, tell: Tell | None = None) -> None:
-    """Hold all rounds that are left, then serve newcomers for some seconds. Ends with everything it started."""
+def serve(place: Path, *, seconds: float = 0.0, listen: str | None = None, tell: Tell | None = None) -> None:
+    """Hold all rounds that are left, then serve newcomers for some seconds. Ends with everything it started.
+
+    Flower listens on the loopback interface; what others can reach is the gate, at `listen` or the agreed address.
+    """
     folder = ServerFolder(place)
-    link, inside = folder.link, port or free_port()
-    check_port(link.host if link.secure else "127.0.0.1", int(link.port))
-    if not link.secure:
-        inside = int(link.port)
+    folder.check_locks()
+    door, inside = Link(listen) if listen else folder.link, free_port()
+    check_port(door.host, int(door.port))
     with Processes(place) as processes:
         _start_superlink(processes, folder, inside)
-        if link.secure:
-            words = ["deploy", "gate", str(place), "--server", f"127.0.0.1:{inside}"]
-            processes.start("gate", [sys.executable, "-m", "fedmosaic", *words])
-            _register(folder, processes)
+        words = ["deploy", "gate", str(place), "--server", f"127.0.0.1:{inside}", "--listen", door.address]
+        processes.start("gate", [sys.executable, "-m", "fedmosaic", *words])
+        _register(folder, processes)
         token = secrets.token_hex(8)
         _submit(folder, processes, token, seconds)
         _watch(folder, processes, token, tell)
 
 
 def _start_superlink(processes: Processes, folder: ServerFolder, port: int) -> None:
-    place, secure = folder.place, folder.link.secure
+    place = folder.place
     safe = ["--ssl-ca-certfile", CA, "--ssl-certfile", CERTIFICATE, "--ssl-keyfile", KEY]
     safe = [word if word.startswith("--") else str(place / word) for word in safe]
-    words = [program("flower-superlink"), "--host", "127.0.0.1", "--port", str(port), "--database"]
-    words += [str(place / "flower.db"), *([*safe, "--enable-supernode-auth"] if secure else ["--insecure"])]
-    processes.start("superlink", words)
+    words = [program("flower-superlink"), "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"]
+    processes.start("superlink", [*words, "--database", str(place / "flower.db"), *safe])
     home = place / ".flwr"
     home.mkdir(exist_ok=True)
-    here: dict[str, Any] = {"address": f"127.0.0.1:{port}"} | (
-        {"root-certificates": str((place / CA).resolve())} if secure else {}
-    )
-    here |= {} if secure else {"insecure": True}
+    here = {"address": f"127.0.0.1:{port}", "root-certificates": str((place / CA).resolve())}
     write_atomic(home / "config.toml", tomli_w.dumps({"superlink": {"default": "here", "here": here}}))
-    context = ssl.create_default_context(cafile=str(place / CA)) if secure else None
-    address = f"{'https' if secure else 'http'}://127.0.0.1:{port}/health"
+    context = ssl.create_default_context(cafile=str(place / CA))
     until = time.monotonic() + STARTS_WITHIN
-    while time.monotonic() < until:
-        if processes.ended("superlink") is not None:
-            break
+    while time.monotonic() < until and processes.ended("superlink") is None:
         try:
-            with urllib.request.urlopen(address, context=context, timeout=2) as answer:
+            with urllib.request.urlopen(f"https://127.0.0.1:{port}/health", context=context, timeout=2) as answer:
                 if answer.status == 200:
                     return
         except OSError:
@@ -123,12 +117,23 @@ def _register(folder: ServerFolder, processes: Processes) -> None:
     keys.mkdir(exist_ok=True)
     missing = {n: e for n, e in folder.entries().items() if e["flower"] is None}
 
-    def one(name: str) -> int:
+    def one(name: str) -> int | None:
         write_atomic(keys / f"{name}.pub", missing[name]["key"])
-        return int(_flwr(folder, "supernode", "register", str(keys / f"{name}.pub"), "here")["node-id"])
+        try:
+            words = ("supernode", "register", str(keys / f"{name}.pub"), "here", "--name", name)
+            return int(_flwr(folder, *words)["node-id"])
+        except RunError as error:
+            if "already in use" in str(error):  # a server was killed before it could remember
+                return None
+            raise
 
     with ThreadPoolExecutor(4) as pool:
-        folder.remember(dict(zip(missing, pool.map(one, missing), strict=True)))
+        found = dict(zip(missing, pool.map(one, missing), strict=True))
+    if None in found.values():
+        listed = _flwr(folder, "supernode", "list", "here")["nodes"]
+        known = {node["name"]: int(node["node-id"]) for node in listed}
+        found = {name: known.get(name) if number is None else number for name, number in found.items()}
+    folder.remember({name: number for name, number in found.items() if number is not None})
     processes.note()
 
 
@@ -163,6 +168,8 @@ def _watch(folder: ServerFolder, processes: Processes, token: str, tell: Tell | 
                 raise RunError(found["error"])
         if not begun and time.monotonic() > until:
             raise RunError(f"the rounds did not begin: {processes.last_words('superlink')}")
+        if begun and not is_locked(folder.place) and read_json(outcome)["status"] == "running":
+            raise RunError(f"the process that holds the rounds has died: {processes.last_words('superlink')}")
         for name in processes.children:
             if processes.ended(name) is not None:
                 raise RunError(f"{name} has ended: {processes.last_words(name)}")
@@ -172,15 +179,12 @@ def _watch(folder: ServerFolder, processes: Processes, token: str, tell: Tell | 
 
 def attend(place: Path, *, tell: Callable[[str], None] | None = None) -> None:
     """Be a node: answer tasks until stopped. A node that is refused knocks again for a while."""
-    link, node, say = Link.read(place), Node(place), tell or (lambda _: None)
+    link, say = Link.read(place), tell or (lambda _: None)
     words = [program("flower-supernode"), "--superlink", link.address, "--host", "127.0.0.1"]
-    if link.secure:
-        key = (place / NODE_KEY).resolve()
-        words += ["--root-certificates", str((place / CA).resolve()), "--auth-supernode-private-key", str(key)]
-    else:
-        words += ["--insecure"]
+    words += ["--root-certificates", str((place / CA).resolve())]
+    words += ["--auth-supernode-private-key", str((place / NODE_KEY).resolve())]
     first = time.monotonic()
-    with Processes(place) as processes, listening(node.answer) as address:
+    with locked(place, "node"), listening(Node(place).answer) as address, Processes(place) as processes:
         while True:
             begun = time.monotonic()
             mine = [*words, "--port", str(free_port()), "--node-config", f'socket="{address}"']
@@ -190,9 +194,7 @@ def attend(place: Path, *, tell: Callable[[str], None] | None = None) -> None:
                 say("the server was away and is back")
                 first = time.monotonic()
                 continue
-            reason, final = _reason(processes.said("supernode"))
-            if final:
-                raise RunError(f"{link.address} cannot be trusted: {reason}")
+            reason = _reason(processes.said("supernode"))
             if time.monotonic() - begun > KNOCKS_FOR:
                 first = time.monotonic()  # it was connected for a while: begin anew
             if time.monotonic() - first > KNOCKS_FOR:
@@ -226,10 +228,10 @@ def _answers(link: Link) -> bool:
         return False
 
 
-def _reason(said: str) -> tuple[str, bool]:
-    """What Flower's words mean, and whether trying again is of no use."""
+def _reason(said: str) -> str:
+    """What Flower's words mean."""
     if re.search(r"SSL/TLS handshake|certificate verify failed|CERTIFICATE_VERIFY_FAILED", said):
-        return "its certificate is not signed by this federation's authority (ca.crt)", True
+        return "its certificate is not signed by this federation's authority (ca.crt)"
     if "Failed to activate" in said:
-        return "its key is not admitted there, or the server has not noticed yet that this node had gone", False
-    return "it ended: " + " | ".join(line for line in said.splitlines()[-3:]), False
+        return "this node's key is not admitted there, or the server has not noticed yet that the node had gone"
+    return "Flower's node has ended: " + " | ".join(line for line in said.splitlines()[-3:])

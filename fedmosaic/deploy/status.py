@@ -29,7 +29,6 @@ def _server(place: Path) -> dict[str, Any]:
         "method": folder.pact.method,
         "federation": folder.pact.digest(),
         "address": folder.link.address,
-        "secure": folder.link.secure,
         "rounds": f"{done} of {folder.pact.build().rounds}",
         "nodes": len(roster),
         "clients": sum(int(e["users"]) for e in roster.values()),

@@ -19,6 +19,8 @@ from fedmosaic.runtime.relay import relay
 if TYPE_CHECKING:
     from fedmosaic.runtime.protocol import Reply
 
+UNREADABLE = (ValueError, TypeError, KeyError, RuntimeError, AttributeError)  # what Flower raises over a bad message
+
 client_app = ClientApp()
 
 
@@ -27,8 +29,12 @@ def _record(content: bytes) -> Any:
 
 
 def _bytes(message: Message) -> bytes:
-    record: Any = message.content["fedmosaic"]
-    return bytes(record["bytes"])
+    """What a message carries; the other side may have put anything there."""
+    record = message.content.config_records.get("fedmosaic")
+    content = None if record is None else record.get("bytes")
+    if not isinstance(content, bytes):
+        raise ValueError("it carries no bytes of ours")
+    return content
 
 
 @client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
@@ -66,15 +72,37 @@ class FlowerTransport:
 
         found = [Reply(name, None, "it could not be sent") for name in self.lost]
         self.lost = []
-        if self.waiting:
-            for message in self.grid.pull_messages(list(self.waiting)):
-                name = message.metadata.reply_to_message_id  # an error's sender is not its node
-                self.waiting.discard(name)
-                if message.has_error():
-                    found.append(Reply(name, None, f"Flower error {message.error.code}: {message.error.reason}"))
-                else:
-                    found.append(Reply(name, _bytes(message)))
+        for name, message in self._pulled():
+            self.waiting.discard(name)
+            found.append(Reply(name, None, message) if isinstance(message, str) else _reply(name, message))
         return found
+
+    def _pulled(self) -> list[tuple[str, Message | str]]:
+        """All that has come; where a message cannot be read, one after the other, so that it takes no other with it."""
+        if not self.waiting:
+            return []
+        try:
+            return [(m.metadata.reply_to_message_id, m) for m in self.grid.pull_messages(list(self.waiting))]
+        except UNREADABLE:
+            pass
+        found: list[tuple[str, Message | str]] = []
+        for name in self.waiting:
+            try:
+                found += [(name, m) for m in self.grid.pull_messages([name])]
+            except UNREADABLE as error:
+                found.append((name, f"it cannot be read: {error}"))
+        return found
+
+
+def _reply(name: str, message: Message) -> Reply:
+    from fedmosaic.runtime.protocol import Reply
+
+    if message.has_error():
+        return Reply(name, None, f"Flower error {message.error.code}: {message.error.reason}")
+    try:
+        return Reply(name, _bytes(message))
+    except ValueError as error:
+        return Reply(name, None, str(error))
 
 
 def server_app(hold: Callable[[Dial, Mapping[str, Any]], None]) -> ServerApp:

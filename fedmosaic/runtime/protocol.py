@@ -9,7 +9,7 @@ nothing else of them:
     touched                 per row, how many clients trained it           only where the server divides by it
 
 One client without noise sends float32, which the server turns into fixed point without loss; sums of many clients, and
-sums with noise, are in fixed point already. `open_update` is the only way in: it checks everything before it counts.
+sums with noise, are in fixed point already. `Rules.open_sum` is the only way in: it checks everything before it counts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fedmosaic.upload import LIMIT, SCALE, Sum, add_rows, padded_count
 
 VERSION = 1
 WHOLE = -1  # the base of a task that carries everything
-MOST_CLIENTS = 1 << 10  # whose limits add up without coming near the edge of 64 bits
+LARGEST_SUM = float(1 << 22)  # of a node: a thousand of them stay far from the edge of 64 bits
 
 Reason = Literal[
-    "damaged", "protocol", "federation", "round", "stranger", "unasked", "duplicate", "late", "clients", "tensors",
-    "dtype", "shape", "ids", "quota", "finite", "norm", "failed",
+    "damaged", "protocol", "federation", "round", "duplicate", "late", "clients", "tensors", "dtype", "shape", "ids",
+    "quota", "finite", "norm", "resync", "failed", "least",
 ]  # fmt: skip
 
 
@@ -185,16 +185,25 @@ def changed_since(base: int, tensors: Mapping[str, Array], moved: Mapping[str, A
     return result
 
 
-def brought_up(held: Mapping[str, Array], task: Task) -> dict[str, Array]:
-    """The server's parameters on the node: what it held, with the rows of the task put in."""
+def brought_up(algorithm: Algorithm, n_items: int, held: Mapping[str, Array], task: Task) -> dict[str, Array]:
+    """The server's parameters on the node: what it held, with the rows of the task put in; shapes are checked."""
     result: dict[str, Array] = {}
-    for name in (n for n in task.tensors if not n.endswith(".rows")):
-        rows = task.tensors.get(f"{name}.rows")
+    for name in algorithm.received:
+        value, rows, spec = task.tensors.get(name), task.tensors.get(f"{name}.rows"), algorithm.specs[name]
+        shape = (n_items, *spec.shape) if spec.axis is Axis.ITEM else spec.shape
+        if value is None or value.dtype != np.float32:
+            raise Refused("tensors", f"{name} is missing or not of float32")
         if rows is None:
-            result[name] = task.tensors[name]
+            result[name] = value
         else:
-            result[name] = held[name].copy()
-            result[name][rows] = task.tensors[name]
+            known = held.get(name)
+            fits = rows.dtype == np.int32 and rows.ndim == 1 and value.shape == (rows.size, *spec.shape)
+            if known is None or not fits or (rows.size and (rows.min() < 0 or rows.max() >= n_items)):
+                raise Refused("ids", f"the rows of {name} do not fit")
+            result[name] = known.copy()
+            result[name][rows] = value
+        if result[name].shape != shape:
+            raise Refused("shape", f"{name} has shape {result[name].shape}, not {shape}")
     return result
 
 
@@ -237,29 +246,35 @@ class Rules:
     largest_norm: float | None = None  # of all a client sends
     row_quota: int | None = None  # rows a client may send
 
-    def open_sum(self, update: Update) -> Sum:
-        """The sum an update carries, every tensor checked; `Refused` names the first thing that is wrong."""
+    def open_sum(self, update: Update, server: Mapping[str, Array]) -> Sum:
+        """The sum an update carries, every tensor checked; `Refused` names the first thing that is wrong.
+
+        `server` has the parameters the update is about: a share of decay moves all of their rows.
+        """
         names, left = self.algorithm.sent, dict(update.tensors)
         totals, square = {}, 0.0
         touched = np.zeros(self.n_items, dtype=np.int64)
         if self.algorithm.server.reduce == "row-mean":
             touched = self._touched(update, left)
         for name in names:
-            rows = self._rows(name, left, update.clients)
+            rows = self._rows(name, left)
             value = left.pop(name, None)
             if value is None:
                 raise Refused("tensors", f"{name} is missing")
             totals[name] = self._total(name, value, rows, update.clients)
             square += float(np.square(totals[name] / SCALE).sum())
+            self._check_quota(name, totals[name], update.clients)
             if rows is not None and self.algorithm.server.reduce != "row-mean":
                 touched[rows] = 1
         if left:
             raise Refused("tensors", f"{', '.join(sorted(left))} were not asked for")
+        shrink = self._shrink(update)
+        square += sum(float(np.square(server[n]).sum()) * (s / SCALE) ** 2 for n, s in shrink.items())
         if self.largest_norm is not None and square > (self.largest_norm * update.clients) ** 2:
             raise Refused("norm", f"norm {square**0.5:.3g} of {update.clients} clients; {self.largest_norm:g} each")
-        return Sum(totals, touched, update.clients, 0, self._loss(update), self._shrink(update))
+        return Sum(totals, touched, update.clients, 0, self._loss(update), shrink)
 
-    def _rows(self, name: str, left: dict[str, Array], clients: int) -> Array | None:
+    def _rows(self, name: str, left: dict[str, Array]) -> Array | None:
         rows = left.pop(f"{name}.rows", None)
         sparse = self.algorithm.specs[name].axis is Axis.ITEM and self.algorithm.upload.support in ("touched", "padded")
         if sparse != (rows is not None):
@@ -268,14 +283,23 @@ class Rules:
             return None
         if rows.dtype != np.int32 or rows.ndim != 1:
             raise Refused("dtype", f"{name}.rows is {rows.dtype} of shape {rows.shape}, not a list of int32")
-        if rows.size and (rows[0] < 0 or rows[-1] >= self.n_items or (np.diff(rows) <= 0).any()):
+        if rows.size and (rows.min() < 0 or rows.max() >= self.n_items or (rows[1:] <= rows[:-1]).any()):
             raise Refused("ids", f"{name}.rows must increase and lie in 0 .. {self.n_items - 1}")
-        if self.row_quota is not None and rows.size > self.row_quota * clients:
-            raise Refused("quota", f"{rows.size} rows of {clients} clients; {self.row_quota} each")
         return rows
 
+    def _check_quota(self, name: str, total: I64, clients: int) -> None:
+        if self.row_quota is None or self.algorithm.specs[name].axis is not Axis.ITEM or self._noisy:
+            return
+        moved = int(total.reshape(self.n_items, -1).any(1).sum())
+        if moved > self.row_quota * clients:
+            raise Refused("quota", f"{moved} rows of {clients} clients; {self.row_quota} each")
+
+    @property
+    def _noisy(self) -> bool:
+        return self.algorithm.upload.noise is not None
+
     def _total(self, name: str, value: Array, rows: Array | None, clients: int) -> I64:
-        spec, exact = self.algorithm.specs[name], clients == 1 and self.algorithm.upload.noise is None
+        spec, exact = self.algorithm.specs[name], clients == 1 and not self._noisy
         dtype = np.dtype(np.float32 if exact else np.int64)
         if value.dtype != dtype:
             raise Refused("dtype", f"{name} is {value.dtype}, not {dtype}")
@@ -286,7 +310,8 @@ class Rules:
         total = np.zeros((self.n_items, *row) if item else (1, *row), dtype=np.int64)
         at = np.arange(value.shape[0] if item else 1, dtype=np.int32) if rows is None else rows
         if not exact:
-            if value.size and max(value.max(), -value.min()) >= min(clients, MOST_CLIENTS) * LIMIT * SCALE:
+            limit = int(min(clients * LIMIT, LARGEST_SUM) * SCALE)
+            if value.size and (int(value.max()) >= limit or int(value.min()) <= -limit):
                 raise Refused("finite", f"{name} holds values that no healthy training reaches")
             total[at] = value if item else value[None]
         else:

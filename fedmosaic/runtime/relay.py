@@ -15,6 +15,7 @@ from pathlib import Path
 
 LARGEST = 1 << 30
 PATIENCE = 3600.0
+LAST_WORDS = 2.0
 
 
 def relay(address: str, content: bytes, patience: float = PATIENCE) -> bytes:
@@ -40,7 +41,7 @@ def listening(answer: Callable[[bytes], bytes]) -> Iterator[str]:
         finally:
             with suppress(OSError):
                 door.shutdown(socket.SHUT_RDWR)
-            thread.join(PATIENCE)
+            thread.join(LAST_WORDS)  # work that takes longer dies with the process; its state file is whole
 
 
 def _serve(door: socket.socket, answer: Callable[[bytes], bytes]) -> None:
