@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,7 +97,7 @@ def server(
             cost = f", {line['seconds']:.1f} s ({line['work']:.2f} s of work)"
             print(who + loss + cost + refused, file=sys.stderr, flush=True)
 
-    serve(place, seconds=seconds, listen=listen, tell=tell)
+    serve(place, seconds=seconds, listen=listen, tell=tell, say=_sayer(quiet))
     if as_json:
         print(json.dumps(lines))
     elif lines:
@@ -176,7 +177,11 @@ def _attend(place: Path, table: Path | None, user: str | None, item: str, quiet:
 
     if table is not None:
         Node.take_history(place, _table(table), user=user, item=item)
-    attend(place, tell=None if quiet else lambda text: print(text, file=sys.stderr, flush=True))
+    attend(place, say=_sayer(quiet))
+
+
+def _sayer(quiet: bool) -> Callable[[str], None]:
+    return lambda text: None if quiet else print(text, file=sys.stderr, flush=True)
 
 
 def _silo(word: str) -> tuple[str, int]:

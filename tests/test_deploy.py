@@ -20,7 +20,9 @@ from typing import Any
 import polars as pl
 import pytest
 from fleets import catalogue, histories, pact_of
+from typer.testing import CliRunner
 
+from fedmosaic.cli import app
 from fedmosaic.deploy import fleet
 from fedmosaic.deploy.fleet import Link, ServerFolder, is_locked, locked
 from fedmosaic.deploy.keys import make_authority, make_node_key
@@ -99,7 +101,7 @@ def test_two_devices_train_over_tls_through_the_gate(tmp_path: Path, programs: P
     for name in ("device-0", "device-1"):
         programs.start(name, "deploy", "device", place / name)
     strangers(tmp_path, place, programs)
-    programs.wait_for("server", "round 2: 2 clients of 2 nodes", 80)
+    programs.wait_for("server", "round 2: 2 clients of 2 nodes", 180)
     for path in ("/health", "/docs", "/v1/control/list-runs", "/v1/fleet/../control/x", "/v1/fleet/%2e%2e/control/x"):
         assert request(address, authority, path) == 403, path
     assert request(address, authority, "/v1/fleet/nothing") == 404  # what nodes need goes through
@@ -116,8 +118,8 @@ def test_two_devices_train_over_tls_through_the_gate(tmp_path: Path, programs: P
     mine = [line for line in listed.splitlines() if any(f"pid={pid}," in line for pid in own)]
     assert mine or not beyond
     assert all(line.split()[3].startswith(("127.0.0.1:", "[::1]:")) for line in mine), mine
-    programs.wait_for("stranger", "not admitted there", 60)
-    programs.wait_for("deceived", "not signed by this federation's authority", 60)
+    programs.wait_for("stranger", "not admitted there", 120)
+    programs.wait_for("deceived", "not signed by this federation's authority", 120)
     until = time.monotonic() + 30
     while Node(place / "device-0").meta["version"] != 2:
         assert time.monotonic() < until, "the outcome did not reach the device"
@@ -249,16 +251,27 @@ def test_programs_end_with_their_owner(tmp_path: Path) -> None:
 
 
 def test_the_command_prepares_folders(tmp_path: Path) -> None:
+    def call(*words: object) -> Any:
+        return CliRunner().invoke(app, [str(w) for w in words])
+
     catalogue(5).write_csv(tmp_path / "items.csv")
     words = ("deploy", "init", tmp_path / "f", "--method", "pfedrec", "--items", tmp_path / "items.csv")
     more = ("--devices", 1, "--silos", "shop=3", "--set", "dim=4", "--set", "least=2")
-    subprocess.run(command(*words, *more), check=True, capture_output=True)
+    assert call(*words, *more).exit_code == 0
     pact = ServerFolder(tmp_path / "f" / "server").pact
     assert (pact.method, pact.method_settings, pact.least) == ("pfedrec", {"dim": 4}, 2)
-    done = subprocess.run(command("deploy", "status", tmp_path / "f" / "server", "--json"), capture_output=True)
-    assert json.loads(done.stdout)["clients"] == 4
-    done = subprocess.run(command("deploy", "device", tmp_path / "f" / "device-0"), capture_output=True)
-    assert (done.returncode, b"holds no history yet" in done.stderr) == (1, True)
-    bad = subprocess.run(command(*words[:2], tmp_path / "g", *words[3:], "--set", "dimm=4"), capture_output=True)
-    assert bad.returncode == 2
+    assert json.loads(call("deploy", "status", tmp_path / "f" / "server", "--json").stdout)["clients"] == 4
+    assert "not yet" in call("deploy", "status", tmp_path / "f" / "device-0").stdout
+    assert "holds no history yet" in str(call("deploy", "device", tmp_path / "f" / "device-0").exception)
+    assert "has not met" in str(_with_history(tmp_path, call).exception)
+    bad = call(*words[:2], tmp_path / "g", *words[3:], "--set", "dimm=4")
+    assert "dimm" in str(bad.exception)
+    assert "NAME=USERS" in str(call(*words[:2], tmp_path / "g", *words[3:], "--silos", "shop").exception)
     assert not (tmp_path / "g").exists()
+    call("deploy", "admit", tmp_path / "f", "late")
+    assert (tmp_path / "f" / "late" / "node.key").is_file()
+
+
+def _with_history(tmp_path: Path, call: Any) -> Any:
+    Node.take_history(tmp_path / "f" / "device-0", {"item": ["i1", "i3"]}, user=None)
+    return call("recommend", "--device", tmp_path / "f" / "device-0")

@@ -31,6 +31,7 @@ STARTS_WITHIN = 60.0
 REFUSED_AGAIN = 5.0  # seconds before a refused node knocks again
 KNOCKS_FOR = 90.0  # Flower forgets a node that was killed only after a minute
 Tell = Callable[[dict[str, Any]], None]
+Say = Callable[[str], None]
 
 APP = """
 [project]
@@ -55,7 +56,9 @@ SERVER = "from fedmosaic.deploy.fleet import hold_rounds\nfrom fedmosaic.runtime
 CLIENT = "from fedmosaic.runtime.flower import client_app\n"
 
 
-def serve(place: Path, *, seconds: float = 0.0, listen: str | None = None, tell: Tell | None = None) -> None:
+def serve(
+    place: Path, *, seconds: float = 0.0, listen: str | None = None, tell: Tell | None = None, say: Say | None = None
+) -> None:  # fmt: skip
     """Hold all rounds that are left, then serve newcomers for some seconds. Ends with everything it started.
 
     Flower listens on the loopback interface; what others can reach is the gate, at `listen` or the agreed address.
@@ -71,6 +74,8 @@ def serve(place: Path, *, seconds: float = 0.0, listen: str | None = None, tell:
         _register(folder, processes)
         token = secrets.token_hex(8)
         _submit(folder, processes, token, seconds)
+        if say is not None:
+            say(f"{door.address} is open to the {len(folder.entries())} nodes that are admitted")
         _watch(folder, processes, token, tell)
 
 
@@ -177,9 +182,9 @@ def _watch(folder: ServerFolder, processes: Processes, token: str, tell: Tell | 
         time.sleep(0.5)
 
 
-def attend(place: Path, *, tell: Callable[[str], None] | None = None) -> None:
+def attend(place: Path, *, say: Say = lambda _: None) -> None:
     """Be a node: answer tasks until stopped. A node that is refused knocks again for a while."""
-    link, say = Link.read(place), tell or (lambda _: None)
+    link = Link.read(place)
     words = [program("flower-supernode"), "--superlink", link.address, "--host", "127.0.0.1"]
     words += ["--root-certificates", str((place / CA).resolve())]
     words += ["--auth-supernode-private-key", str((place / NODE_KEY).resolve())]
