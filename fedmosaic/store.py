@@ -5,13 +5,16 @@ Tensors are stored as safetensors, tables as Parquet, everything else as JSON or
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -112,6 +115,32 @@ def digest_of(tensors: Tensors, described: str = "") -> str:
         h.update(f"{name}|{value.dtype.str}|{value.shape}|".encode())
         h.update(np.ascontiguousarray(value).data)
     return h.hexdigest()
+
+
+@contextmanager
+def locked(place: Path, who: str, patience: float = 0.0) -> Iterator[None]:
+    """One process at a time in a folder."""
+    with (place / ".lock").open("w") as stream:
+        until = time.monotonic() + patience
+        while not _take(stream):
+            if time.monotonic() >= until:
+                raise RunError(f"another {who} is at work in {place}; wait for it, or choose another folder")
+            time.sleep(0.2)
+        yield
+
+
+def is_locked(place: Path) -> bool:
+    """Whether somebody is at work in a folder."""
+    with (place / ".lock").open("a") as stream:
+        return not _take(stream)
+
+
+def _take(stream: TextIO) -> bool:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

@@ -6,15 +6,14 @@ of its own, so that its memory is its own and one that is killed takes nothing w
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing as mp
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -22,9 +21,10 @@ from pathlib import Path
 
 from fedmosaic import run as runs
 from fedmosaic.config import Settings
-from fedmosaic.errors import FedmosaicError, RunError
+from fedmosaic.errors import FedmosaicError
 from fedmosaic.folder import RunFolder
 from fedmosaic.runtime.threads import use_threads
+from fedmosaic.store import locked
 
 POLL_SECONDS = 0.5
 DATA_SETTINGS = (  # that decide which interactions a run sees
@@ -101,7 +101,7 @@ def run_study(
     """
     Path(parent).mkdir(parents=True, exist_ok=True)
     every = cells(settings, parent)
-    with _alone(Path(parent)):
+    with locked(Path(parent), "study"):
         known: dict[str, str] = {}
         waiting = [c for c in every if not _current(c, data_dir, known)]
         progress = Progress(len(every), skipped=len(every) - len(waiting))
@@ -201,14 +201,3 @@ def _end_with_parent(channel: Connection) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def _alone(parent: Path) -> Iterator[None]:
-    """Two studies in one folder would write over each other."""
-    with (parent / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(f"another study is running in {parent}; wait for it, or choose another folder") from None
-        yield

@@ -24,13 +24,13 @@ from typer.testing import CliRunner
 
 from fedmosaic.cli import app
 from fedmosaic.deploy import fleet
-from fedmosaic.deploy.fleet import Link, ServerFolder, is_locked, locked
+from fedmosaic.deploy.fleet import Link, ServerFolder
 from fedmosaic.deploy.keys import make_authority, make_node_key
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import Processes, check_port, descendants, end_leftovers, free_port, program
 from fedmosaic.deploy.serve import attend, serve
 from fedmosaic.errors import RunError, SettingsError
-from fedmosaic.store import load_tensors
+from fedmosaic.store import is_locked, load_tensors, locked
 
 
 def command(*words: object) -> list[str]:

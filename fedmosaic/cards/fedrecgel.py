@@ -29,6 +29,11 @@ SWEEPS = {
         "62.64 62.71 62.61 62.95 62.96 62.80 62.61 62.71", "41.14 41.26 41.40 41.40 41.40 41.44 41.30 41.15",
     ),
 }  # fmt: skip
+# Tested with the two radii at 0.02: the same run, looked at in the round with the best test HR
+CHOSEN = (
+    "the paper takes the round with the best test HR; by that rule this run has 90.8 / 79.7 (round 50), at the end "
+    "90.6 / 81.7"
+)
 SOME = (0.0, 0.01, 0.1, 1.0)  # radii of the larger data sets
 # FilmTrust has no times and its authors drew some at random, so the held-out item is a random one: ours by hash.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -39,8 +44,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def _claim(row: str, data: str, shared: float, private: float, paper: tuple[float | None, float | None]) -> Claim:
+    film = data == "filmtrust-5"
     given = {"rho_shared": shared, "rho_private": private, **SETTINGS[data]}
-    return Claim(row, data, "fedrecgel", given, paper, seeds=None if data == "filmtrust-5" else 1, quick=6)
+    return Claim(
+        row, data, "fedrecgel", given, paper, seeds=None if film else 1, quick=6, reason=CHOSEN if film else ""
+    )
 
 
 def _numbers(text: str) -> list[float | None]:

@@ -9,15 +9,13 @@ owner brings it, on the node.
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -30,7 +28,7 @@ from fedmosaic.deploy.pact import Pact, read_catalogue, write_catalogue
 from fedmosaic.errors import FedmosaicError, RunError, SettingsError
 from fedmosaic.ragged import I64
 from fedmosaic.runtime.protocol import Transport
-from fedmosaic.store import read_json, write_atomic, write_json
+from fedmosaic.store import locked, read_json, write_atomic, write_json
 
 PAUSE = 0.2  # seconds between two looks for answers: each is a request
 LINK, ROSTER, OUTCOME = "link.toml", "roster.json", "outcome.json"
@@ -166,32 +164,6 @@ class ServerFolder:
             text = str(error) if isinstance(error, FedmosaicError) else f"{type(error).__name__}: {error}"
             write_json(self.place / OUTCOME, {"token": token, "status": "failed", "error": text})
             raise
-
-
-@contextmanager
-def locked(place: Path, who: str, patience: float = 0.0) -> Iterator[None]:
-    """One process at a time in a folder."""
-    with (place / ".lock").open("w") as stream:
-        until = time.monotonic() + patience
-        while not _take(stream):
-            if time.monotonic() >= until:
-                raise RunError(f"another {who} is at work in {place}")
-            time.sleep(0.2)
-        yield
-
-
-def is_locked(place: Path) -> bool:
-    """Whether somebody is at work in a folder."""
-    with (place / ".lock").open("a") as stream:
-        return not _take(stream)
-
-
-def _take(stream: TextIO) -> bool:
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def hold_rounds(dial: Callable[[Mapping[int, str]], Transport], config: Mapping[str, Any]) -> None:

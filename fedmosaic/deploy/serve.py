@@ -19,13 +19,13 @@ from typing import Any
 
 import tomli_w
 
-from fedmosaic.deploy.fleet import OUTCOME, Link, ServerFolder, is_locked, locked
+from fedmosaic.deploy.fleet import OUTCOME, Link, ServerFolder
 from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, NODE_KEY
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import FLOWER, Processes, check_port, free_port, program
 from fedmosaic.errors import RunError
 from fedmosaic.runtime.relay import listening
-from fedmosaic.store import read_json, write_atomic
+from fedmosaic.store import is_locked, locked, read_json, write_atomic
 
 STARTS_WITHIN = 60.0
 REFUSED_AGAIN = 5.0  # seconds before a refused node knocks again
