@@ -96,6 +96,7 @@ class Coordinator:
         self.rules = Rules(algorithm, n_items, self.pact.largest_norm, self.pact.row_quota)
         self.tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
         self.state, self.version = self._stored()
+        self.stamp = stamp_of(self.parameters())
         if self.pact.least > self.clients:
             raise SettingsError(f"least={self.pact.least}, but only {self.clients} clients are admitted")
         self.asked: dict[str, Asked] = {}  # by message
@@ -188,7 +189,8 @@ class Coordinator:
             return self.clients, self.roster
         wanted = max(self.pact.least, round_half_up(participation * self.clients))
         share = min(1.0, wanted / self.clients * self.pact.spare)
-        drawn = draw_cohort(self.clients, share, seed=self.pact.seed, round=number - again * MANY_ROUNDS)
+        everybody = np.sort(np.concatenate(list(self.roster.values())))
+        drawn = everybody[draw_cohort(everybody.size, share, seed=self.pact.seed, round=number - again * MANY_ROUNDS)]
         chosen = {node: np.intersect1d(numbers, drawn) for node, numbers in self.roster.items()}
         return wanted, {node: numbers for node, numbers in chosen.items() if numbers.size}
 
@@ -199,7 +201,7 @@ class Coordinator:
         tensors = parameters if base == WHOLE else changed_since(base, parameters, moved)
         task = Task(
             federation=self.pact.digest(), round=number, attempt=secrets.token_hex(16), seed=self.pact.seed,
-            version=self.version, stamp=stamp_of(parameters), clients=clients, tensors=tensors,
+            version=self.version, stamp=self.stamp, clients=clients, tensors=tensors,
             base=base if any(n.endswith(".rows") for n in tensors) else WHOLE, upload=upload,
         )  # fmt: skip
         content = task.encode()
@@ -262,6 +264,7 @@ class Coordinator:
             state[f"moved/{name}"] = np.where(moved, np.int32(number), self.state[f"moved/{name}"])
         save_tensors(self.place / STATE, state, {"round": number, "federation": self.pact.digest()})
         self.state, self.version = state, number
+        self.stamp = stamp_of(self.parameters())
 
     def _log(self, name: str, line: dict[str, Any]) -> None:
         with (self.place / name).open("a") as stream:
