@@ -55,7 +55,7 @@ def _main() -> list[Claim]:
 
 def _ablations() -> list[Claim]:
     every = ["fedrap", *(f"fedrap-{v}" for v in VARIANTS)]
-    return [Claim(method, "ml-100k", method, {"rounds": 60}, seeds=1, quick=4) for method in every]
+    return [Claim(method, "ml-100k", method, {"rounds": 60}, seeds=1, quick=2) for method in every]
 
 
 def _noise() -> list[Claim]:

@@ -48,7 +48,7 @@ REASONS = {
 }
 SLOW = {"ncf", "mf", "fedncf", "fedncf-dual", "metamf", "fedpergnn"}  # engines without a fused kernel
 COSTLY = {"metamf", "fedpergnn"}  # run on ML-100K only
-QUICK = {"ncf": 4, "mf": 4, "fedncf": 6, "fedncf-dual": 6, "metamf": 2, "fedpergnn": 1}
+QUICK = {"ncf": 2, "mf": 3, "fedncf": 6, "fedncf-dual": 6, "metamf": 2, "fedpergnn": 1}
 REFERENCES: tuple[tuple[str, dict[str, Any], int], ...] = (("popularity", {}, 1), ("local-only", {"rounds": 30}, 8))
 
 

@@ -39,7 +39,7 @@ def _ablation() -> list[Claim]:
                 f"{host}-plgc",
                 {**ROUNDS, **given},
                 seeds=seeds,
-                quick=0 if "fixed" in name else 8,
+                quick=0 if "fixed" in name else 4,
             )
             for name, given, seeds in PARTS
         ]
@@ -49,7 +49,7 @@ def _ablation() -> list[Claim]:
 def _sensitivity() -> list[Claim]:
     return [
         Claim(
-            f"{name} {value:g}", "ml-100k", "fedmf-plgc", {**ROUNDS, key: value}, seeds=1, quick=8 * (key == "weight")
+            f"{name} {value:g}", "ml-100k", "fedmf-plgc", {**ROUNDS, key: value}, seeds=1, quick=4 * (key == "weight")
         )
         for name, key, values in SENSITIVITY
         for value in values
@@ -70,7 +70,7 @@ CARDS = (
         PAPER,
         "PLGC: singular values of the item tables",
         tuple(
-            Claim(row, "ml-100k", method, {**ROUNDS, **given}, quick=8)
+            Claim(row, "ml-100k", method, {**ROUNDS, **given}, quick=4)
             for row, method, given in (
                 ("FedMF", "fedmf", {}),
                 ("FedMF + mixing and decorrelation", "fedmf-plgc", {}),
