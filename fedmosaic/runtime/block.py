@@ -119,6 +119,12 @@ def plan(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool) -> tupl
     return Place(clients, examples.members, touched, data.n_items), examples, index
 
 
+def users_of(members: Ragged, places: I64) -> I64:
+    """Places among a cohort's users of the users of some of its clients."""
+    everybody = Ragged(np.arange(members.values.size, dtype=np.int32), members.offsets)
+    return everybody.take(places).values.astype(np.int64)
+
+
 def turns(block: Block, one: Pass, number: int, ctx: Context) -> Iterator[Turn]:
     """The turns of a pass. A client rests when it has no examples left in the epoch, or has stopped."""
     chosen, offsets = block.examples.part(one.part)

@@ -27,7 +27,7 @@ from torch import distributed
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.errors import RunError, SettingsError
 from fedmosaic.ragged import I64, Ragged, offsets_of, slots
-from fedmosaic.runtime.block import Outcome, Task
+from fedmosaic.runtime.block import Outcome, Task, users_of
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.fused import GROUP
 from fedmosaic.tree import Axis
@@ -52,7 +52,7 @@ class Team:
         mine = places[self.rank]
         sent: dict[str, Array] = {}
         if mine.size:
-            rows = np.concatenate([np.arange(users.offsets[p], users.offsets[p + 1]) for p in mine])
+            rows = users_of(users, mine)
             probe = None if task.probe is None else task.probe.take(rows)
             ends = offsets_of(np.array([g.size for g in groups[self.rank :: self.size]]))
             local = [np.arange(a, b) for a, b in pairwise(ends)]
@@ -135,7 +135,7 @@ def _joined(
         total = one if total is None else total + one
         clients = task.cohort[places]
         if probed is not None and task.probe is not None:
-            rows = np.concatenate([np.arange(users.offsets[p], users.offsets[p + 1]) for p in places])
+            rows = users_of(users, places)
             probed[slots(task.probe, rows)] = tensors["probed"]
         for name in (n[5:] for n in tensors if n.startswith("held/")):
             value = tensors[f"held/{name}"]

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fedmosaic.algorithm import Algorithm
-from fedmosaic.ragged import I64, Ragged, slots
+from fedmosaic.ragged import I64, slots
 from fedmosaic.runtime.answer import probe_scores
-from fedmosaic.runtime.block import Outcome, Task
+from fedmosaic.runtime.block import Outcome, Task, users_of
 from fedmosaic.runtime.devices import Stored
 from fedmosaic.runtime.loop import merge_held, work
 from fedmosaic.runtime.round import finish
@@ -36,7 +36,7 @@ def run_round(algorithm: Algorithm, task: Task, parts: Sequence[I64] | None = No
         for name, value in stays.items():
             held.setdefault(name, []).append(value)
         if task.probe is not None and probed is not None:
-            rows = _users(task, chunk)
+            rows = users_of(task.data.members(task.cohort), chunk)
             probed[slots(task.probe, rows)] = probe_scores(algorithm, task, block, task.probe.take(rows))
     assert total is not None
     return Outcome(total, merge_held(task, held), probed)
@@ -56,10 +56,3 @@ def chunks(algorithm: Algorithm, task: Task, size: int = CLIENTS_PER_CHUNK) -> I
         stop = min(start + size, max(start + near, start + LEAST), order.size)
         yield order[start:stop]
         start = stop
-
-
-def _users(task: Task, chunk: I64) -> I64:
-    """Places among the cohort's users of the users of some of its clients."""
-    members = task.data.members(task.cohort)
-    places = Ragged(np.arange(members.values.size, dtype=np.int32), members.offsets)
-    return places.take(chunk).values.astype(np.int64)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 
 def use_threads(count: int) -> None:
-    """Limit PyTorch and Numba; before the first parallel work of the process.
+    """Limit Numba and PyTorch, in this order; before the first parallel work of the process.
 
-    The two share an OpenMP setting that the last to start decides. Different numbers would oversubscribe the machine,
-    and threads that wait for each other in loops then cost ten times the work.
+    The two share an OpenMP setting that the last to start decides, so Numba's pool is started here (which is what
+    setting its number does) and PyTorch's number set after it. Different numbers would oversubscribe the machine, and
+    threads that wait for each other in loops then cost ten times the work.
     """
     import numba
     import torch
 
-    os.environ["NUMBA_NUM_THREADS"] = str(count)
-    numba.config.reload_config()  # type: ignore[no-untyped-call]
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     torch.set_num_threads(count)
