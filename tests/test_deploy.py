@@ -95,13 +95,15 @@ def prepared(place: Path, nodes: dict[str, int], **more: Any) -> tuple[Path, str
 
 
 def test_two_devices_train_over_tls_through_the_gate(tmp_path: Path, programs: Programs) -> None:
-    place, address = prepared(tmp_path / "fleet", {"device-0": 1, "device-1": 1}, settings={"rounds": 2})
+    place, address = prepared(
+        tmp_path / "fleet", {"device-0": 1, "device-1": 1}, settings={"rounds": 2}, least=2, deadline=90.0
+    )
     authority = place / "server" / "ca.crt"
     programs.start("server", "deploy", "server", place / "server", "--serve", "600")
     for name in ("device-0", "device-1"):
         programs.start(name, "deploy", "device", place / name)
-    strangers(tmp_path, place, programs)
     programs.wait_for("server", "round 2: 2 clients of 2 nodes", 180)
+    strangers(tmp_path, place, programs)
     for path in ("/health", "/docs", "/v1/control/list-runs", "/v1/fleet/../control/x", "/v1/fleet/%2e%2e/control/x"):
         assert request(address, authority, path) == 403, path
     assert request(address, authority, "/v1/fleet/nothing") == 404  # what nodes need goes through
