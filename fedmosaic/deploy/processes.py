@@ -68,7 +68,7 @@ class Processes:
         for child in chosen:
             child.wait()
 
-    def start(self, name: str, words: Sequence[str], environment: dict[str, str] | None = None) -> None:
+    def start(self, name: str, words: Sequence[str]) -> None:
         """Start a program; what it says goes to logs/NAME.log."""
         log = self.folder / "logs" / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
@@ -76,7 +76,7 @@ class Processes:
             self.children[name] = subprocess.Popen(
                 words, stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
                 preexec_fn=_die_with_parent,
-                env={**os.environ, **FLOWER, "FLWR_HOME": str(self.folder / ".flwr"), **(environment or {})},
+                env=environment(self.folder),
             )  # fmt: skip
         self.note()
 
@@ -96,6 +96,12 @@ class Processes:
     def said(self, name: str) -> str:
         """Everything a program has said since it was started."""
         return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For Flower's programs: they start each other by name, and keep their files in the folder."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, **FLOWER, "FLWR_HOME": str((folder / ".flwr").resolve()), "PATH": path}
 
 
 def program(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import socket
@@ -22,7 +21,7 @@ import tomli_w
 from fedmosaic.deploy.fleet import OUTCOME, Link, ServerFolder
 from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, NODE_KEY
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.processes import FLOWER, Processes, check_port, free_port, program
+from fedmosaic.deploy.processes import Processes, check_port, environment, free_port, program
 from fedmosaic.errors import RunError
 from fedmosaic.runtime.relay import listening
 from fedmosaic.store import is_locked, locked, read_json, write_atomic
@@ -103,10 +102,8 @@ def _start_superlink(processes: Processes, folder: ServerFolder, port: int) -> N
 
 def _flwr(folder: ServerFolder, *words: str) -> dict[str, Any]:
     """One call of Flower's command; it exits with 0 when it fails, and says so in JSON."""
-    environment = {**os.environ, **FLOWER, "FLWR_HOME": str((folder.place / ".flwr").resolve())}
-    done = subprocess.run(
-        [program("flwr"), *words, "--format", "json"], capture_output=True, text=True, env=environment, check=False
-    )
+    call, env = [program("flwr"), *words, "--format", "json"], environment(folder.place)
+    done = subprocess.run(call, capture_output=True, text=True, env=env, check=False)
     try:
         found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     except (ValueError, json.JSONDecodeError):
