@@ -137,16 +137,11 @@ def check_port(host: str, port: int) -> None:
 
 def descendants(parents: Sequence[int]) -> dict[int, str]:
     """Processes below some, and those themselves, with the time each began (pids are used again, times are not)."""
-    try:
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,lstart="], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise RunError("the program `ps` is needed to end what was started; install procps") from None
     children: dict[int, list[int]] = {}
     began: dict[int, str] = {}
-    for line in listed.stdout.splitlines():
-        number, parent, start = line.split(None, 2)
-        children.setdefault(int(parent), []).append(int(number))
-        began[int(number)] = start
+    for pid, parent, start in _everybody():
+        children.setdefault(parent, []).append(pid)
+        began[pid] = start
     found: dict[int, str] = {}
     left = list(parents)
     while left:
@@ -154,6 +149,22 @@ def descendants(parents: Sequence[int]) -> dict[int, str]:
         if pid in began and pid not in found:
             found[pid] = began[pid]
             left += children.get(pid, [])
+    return found
+
+
+def _everybody() -> list[tuple[int, int, str]]:
+    """Every process of the machine: number, parent, when it began."""
+    if sys.platform != "linux":
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,lstart="], capture_output=True, text=True, check=False)
+        rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+        return [(int(pid), int(parent), start) for pid, parent, start in rows]
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # it may end while we look
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                found.append((int(entry.name), int(words[1]), f"{boot}-{words[19]}"))
     return found
 
 
