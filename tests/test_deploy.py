@@ -137,7 +137,7 @@ def listening(parents: list[int]) -> dict[str, int]:
     for pid in descendants(parents):
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             with suppress(OSError):
-                inodes.add(os.readlink(link))
+                inodes.add(str(link.readlink()))
     found = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
