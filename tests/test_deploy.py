@@ -206,6 +206,22 @@ def test_folders_are_written_once_and_hold_their_own_secrets(tmp_path: Path) -> 
     assert len({(place / n / "node.key").read_bytes() for n in roster}) == 3
 
 
+def test_a_server_that_died_while_registering_begins_anew(tmp_path: Path) -> None:
+    place, _ = prepared(tmp_path / "fleet", {"device-0": 1, "device-1": 1})
+    folder = ServerFolder(place / "server")
+    (folder.place / "flower.db").touch()
+    with pytest.raises(KeyboardInterrupt), folder.registering():
+        folder.remember({"device-0": 7})
+        raise KeyboardInterrupt
+    folder.forget_half_registered()
+    assert folder.flower_ids() == {}
+    assert not (folder.place / "flower.db").exists()
+    with folder.registering():
+        folder.remember({"device-0": 7, "device-1": 8})
+    folder.forget_half_registered()
+    assert folder.flower_ids() == {7: "device-0", 8: "device-1"}
+
+
 def test_one_node_at_a_time_in_a_folder(tmp_path: Path) -> None:
     place, _ = prepared(tmp_path / "fleet", {"device-0": 1})
     with locked(place / "device-0", "node"), pytest.raises(RunError, match="another node is at work in"):

@@ -12,7 +12,8 @@ from __future__ import annotations
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from fedmosaic.runtime.protocol import Transport
 from fedmosaic.store import locked, read_json, write_atomic, write_json
 
 PAUSE = 0.2  # seconds between two looks for answers: each is a request
-LINK, ROSTER, OUTCOME = "link.toml", "roster.json", "outcome.json"
+LINK, ROSTER, OUTCOME, HALF = "link.toml", "roster.json", "outcome.json", ".registering"
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,22 @@ class ServerFolder:
         for name, number in ids.items():
             entries[name]["flower"] = str(number)
         write_json(self.place / ROSTER, entries)
+
+    @contextmanager
+    def registering(self) -> Iterator[None]:
+        """Leaves a mark if it does not come to its end: Flower then knows keys whose ids were not noted."""
+        mark = self.place / HALF
+        mark.touch()
+        yield
+        mark.unlink()
+
+    def forget_half_registered(self) -> None:
+        """Begin with an empty database of Flower's if a server died while registering; ours is in other files."""
+        if (self.place / HALF).exists():
+            for name in ("flower.db", "flower.db-shm", "flower.db-wal"):
+                (self.place / name).unlink(missing_ok=True)
+            write_json(self.place / ROSTER, {n: {**e, "flower": None} for n, e in self.entries().items()})
+            (self.place / HALF).unlink()
 
     def check_locks(self) -> None:
         """Refuse to serve without what keeps strangers out."""

@@ -64,6 +64,7 @@ def serve(
     """
     folder = ServerFolder(place)
     folder.check_locks()
+    folder.forget_half_registered()
     door, inside = Link(listen) if listen else folder.link, free_port()
     check_port(door.host, int(door.port))
     with Processes(place) as processes:
@@ -119,23 +120,12 @@ def _register(folder: ServerFolder, processes: Processes) -> None:
     keys.mkdir(exist_ok=True)
     missing = {n: e for n, e in folder.entries().items() if e["flower"] is None}
 
-    def one(name: str) -> int | None:
+    def one(name: str) -> int:
         write_atomic(keys / f"{name}.pub", missing[name]["key"])
-        try:
-            words = ("supernode", "register", str(keys / f"{name}.pub"), "here", "--name", name)
-            return int(_flwr(folder, *words)["node-id"])
-        except RunError as error:
-            if "already in use" in str(error):  # a server was killed before it could remember
-                return None
-            raise
+        return int(_flwr(folder, "supernode", "register", str(keys / f"{name}.pub"), "here")["node-id"])
 
-    with ThreadPoolExecutor(4) as pool:
-        found = dict(zip(missing, pool.map(one, missing), strict=True))
-    if None in found.values():
-        listed = _flwr(folder, "supernode", "list", "here")["nodes"]
-        known = {node["name"]: int(node["node-id"]) for node in listed}
-        found = {name: known.get(name) if number is None else number for name, number in found.items()}
-    folder.remember({name: number for name, number in found.items() if number is not None})
+    with folder.registering(), ThreadPoolExecutor(4) as pool:
+        folder.remember(dict(zip(missing, pool.map(one, missing), strict=True)))
     processes.note()
 
 
