@@ -84,6 +84,7 @@ def server(
 ) -> None:
     """Hold the rounds that are left, behind the gate; a server that was killed goes on where it was."""
     from fedmosaic.deploy.serve import serve
+    from fedmosaic.deploy.status import costs
     from fedmosaic.report.console import print_table
 
     lines: list[dict[str, Any]] = []
@@ -102,21 +103,6 @@ def server(
         print(json.dumps(lines))
     elif lines:
         print_table("rounds", ["what", "value"], [[k, f"{v:,.2f}"] for k, v in costs(lines).items()])
-
-
-def costs(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """What rounds cost on average: work of the slowest node, the framework's share, bytes per node."""
-    count, nodes = len(lines), sum(line["nodes"] for line in lines) or 1
-    seconds, work = sum(line["seconds"] for line in lines) / count, sum(line["work"] for line in lines) / count
-    return {
-        "rounds": count,
-        "seconds per round": seconds,
-        "of which training on the slowest node": work,
-        "of which framework": seconds - work,
-        "bytes up per node and round": sum(line["bytes_up"] for line in lines) / nodes,
-        "bytes down per node and round": sum(line["bytes_down"] for line in lines) / nodes,
-        "refused": sum(line["refused"] for line in lines),
-    }
 
 
 @app.command()

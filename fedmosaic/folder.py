@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from fedmosaic.config import Settings
 from fedmosaic.errors import RunError
 from fedmosaic.recommender import FederatedRecommender, load_catalogue
-from fedmosaic.store import load_tensors, read_json, save_tensors, write_atomic, write_json
+from fedmosaic.store import load_tensors, read_json, read_lines, save_tensors, write_atomic, write_json
 from fedmosaic.training import State, Step
 
 
@@ -141,10 +141,8 @@ class RunFolder:
         return result
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The whole lines of metrics.jsonl; a line that a crash cut short is not one."""
-        path = self.place / "metrics.jsonl"
-        whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
-        return [json.loads(line) for line in whole.splitlines()]
+        """One mapping per round."""
+        return read_lines(self.place / "metrics.jsonl")
 
     def open_metrics(self, done: int) -> TextIO:
         """Continue metrics.jsonl after a round, dropping lines of rounds that will be run again."""

@@ -170,9 +170,8 @@ def _rounds(
                 value = line["validation"][protocol][metric]
             wall, cpu = Meter.now().since(clock)
             clock = Meter.now()
-            better = (
-                value >= position.best_value if "validation" in line else last and not setup.selects
-            )  # ties: the later
+            judged = "validation" in line
+            better = value >= position.best_value if judged else last and not setup.selects  # ties: the later
             position = position.after(step, value if better else None, wall, cpu)
             line["seconds"] = round(wall, 4)
             metrics.write(json.dumps(line) + "\n")

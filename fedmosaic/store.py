@@ -59,6 +59,12 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} is damaged: {error}") from None
 
 
+def read_lines(path: Path) -> list[Any]:
+    """The whole lines of a JSON-lines file, none if it is absent; a line that a crash cut short is not one."""
+    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
 def save_tensors(path: Path, tensors: Tensors, meta: Mapping[str, Any] | None = None) -> None:
     """Write tensors with JSON metadata and a digest over both."""
     write_atomic(path, pack(tensors, meta))

@@ -541,10 +541,11 @@ def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> Non
     one = coordinator_of(server, nodes, Half(nodes), clock=clock, sleep=clock.sleep)
     assert all(one.round()["clients"] in (1, 2) for _ in range(6))
     assert clock() > 0
+    pact.model_copy(update={"least": 9}).write(server)
     with pytest.raises(SettingsError, match="least=9, but only 8 clients are admitted"):
-        coordinator_of(server, nodes, Half(nodes), pact=pact.model_copy(update={"least": 9}))
-    more = pact.model_copy(update={"least": 6})  # more than the quarter that is wanted
-    assert coordinator_of(server, nodes, LocalTransport(nodes), pact=more).round()["clients"] == 6
+        coordinator_of(server, nodes, Half(nodes))
+    pact.model_copy(update={"least": 6}).write(server)  # more than the quarter that is wanted
+    assert coordinator_of(server, nodes, LocalTransport(nodes)).round()["clients"] == 6
 
 
 def test_a_node_that_always_asks_for_everything_is_refused(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from typing import Any
 import polars as pl
 
 import fedmosaic
-from fedmosaic.cli_deploy import costs
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import descendants, free_port
-from fedmosaic.store import load_tensors
+from fedmosaic.deploy.status import costs
+from fedmosaic.store import load_tensors, read_lines
 
 SILO = 100  # users
 NODES = {"phone": 1, "tablet": 1, "shop-a": SILO, "shop-b": SILO}
@@ -58,8 +58,7 @@ class Stage:
         self.parts.pop(name).wait()
 
     def rounds(self) -> list[dict[str, Any]]:
-        log = self.place / "fleet" / "server" / "rounds.jsonl"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+        return read_lines(self.place / "fleet" / "server" / "rounds.jsonl")
 
     def until_round(self, number: int, patience: float = 600.0) -> None:
         until, told = time.monotonic() + patience, len(self.rounds())

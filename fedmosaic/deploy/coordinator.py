@@ -39,7 +39,6 @@ MANY_ROUNDS = 1 << 32  # draws of a round that is begun again are keyed apart fr
 OWED = 1.0  # deadlines after its round closed until an unanswered task is forgotten
 
 Roster = Mapping[str, I64]  # admitted nodes, and the numbers of their clients
-Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass
@@ -81,17 +80,15 @@ class Coordinator:
         roster: Roster,
         transport: Transport,
         *,
-        pact: Pact | None = None,
         n_items: int,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         pause: float = PAUSE,
-        tell: Tell | None = None,
     ) -> None:
         self.place, self.roster, self.transport = place, dict(roster), transport
-        self.pact = Pact.read(place) if pact is None else pact
+        self.pact = Pact.read(place)
         self.federation, self.n_items = self.pact.build(), n_items
-        self.clock, self.sleep, self.pause, self.tell = clock, sleep, pause, tell
+        self.clock, self.sleep, self.pause = clock, sleep, pause
         algorithm = self.federation.algorithm
         self.rules = Rules(algorithm, n_items, self.pact.largest_norm, self.pact.row_quota)
         self.tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
@@ -146,8 +143,6 @@ class Coordinator:
             "work": round(max(count.seconds, default=0.0), 3),
         }  # fmt: skip
         self._log("rounds.jsonl", line)
-        if self.tell is not None:
-            self.tell(line)
         return line
 
     def share(self) -> int:

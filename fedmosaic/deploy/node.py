@@ -150,7 +150,8 @@ class Node:
 
     def _work(self, task: Task, server: dict[str, Array], asked: list[Any]) -> dict[str, Any]:
         """What a task asks for, and the new state on disk."""
-        begun = time.perf_counter()
+        begun, algorithm = time.perf_counter(), self.federation.algorithm
+        noisy = algorithm.upload.noise is not None
         after = {k: v for k, v in self.state.items() if not k.startswith(("server/", "answer/"))}
         after |= {f"server/{n}": v for n, v in server.items()}
         known: dict[str, Any] = {}
@@ -160,11 +161,10 @@ class Node:
             after, outcome = self.federation.contribute(self.data, after, ctx, self._able(task))
             if task.upload:
                 total = outcome.total
-                sent = put_sum(self.federation.algorithm, total, ctx.own_seed)
+                sent = put_sum(algorithm, total, ctx.own_seed)
                 after |= {f"answer/{n}": v for n, v in sent.items()}
-                loss = None if self.federation.algorithm.upload.noise is not None else total.loss
-                known = {"clients": total.clients, "loss": loss, "shrink": dict(total.shrink)}
-        noisy = self.federation.algorithm.upload.noise is not None  # how long work takes tells how much there was
+                known = {"clients": total.clients, "loss": None if noisy else total.loss, "shrink": dict(total.shrink)}
+        # how long work takes tells how much there was, as the loss does
         known["seconds"] = 0.0 if noisy else round(time.perf_counter() - begun, 4)
         worked = {
             "round": task.round if works else self.meta["round"],

@@ -81,9 +81,13 @@ class Processes:
         self.note()
 
     def note(self) -> None:
-        """Write down who is alive; cheap enough to be called every second."""
-        self.family |= descendants([child.pid for child in self.children.values()])
-        write_json(self.folder / NOTED, {str(pid): began for pid, began in self.family.items()})
+        """Write down who is alive, if that has changed; to be called every second or so."""
+        alive = descendants([*self.family, *(child.pid for child in self.children.values())])
+        strangers = {pid for pid, began in self.family.items() if alive.get(pid, began) != began}  # a number used again
+        family = {pid: began for pid, began in alive.items() if pid not in strangers}
+        if family != self.family:
+            self.family = family
+            write_json(self.folder / NOTED, {str(pid): began for pid, began in family.items()})
 
     def ended(self, name: str) -> int | None:
         """The exit code of a program, if it has ended."""

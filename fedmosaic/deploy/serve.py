@@ -24,7 +24,7 @@ from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import Processes, check_port, environment, free_port, program
 from fedmosaic.errors import RunError
 from fedmosaic.runtime.relay import listening
-from fedmosaic.store import is_locked, locked, read_json, write_atomic
+from fedmosaic.store import is_locked, locked, read_json, read_lines, write_atomic
 
 STARTS_WITHIN = 60.0
 REFUSED_AGAIN = 5.0  # seconds before a refused node knocks again
@@ -143,14 +143,14 @@ def _submit(folder: ServerFolder, processes: Processes, token: str, seconds: flo
 def _watch(folder: ServerFolder, processes: Processes, token: str, tell: Tell | None) -> None:
     """Until the rounds are over: report them as they are committed, and notice what ends too early."""
     log, outcome = folder.place / "rounds.jsonl", folder.place / OUTCOME
-    told = len(log.read_text().splitlines()) if log.is_file() else 0
+    told = len(read_lines(log))
     until, begun = time.monotonic() + STARTS_WITHIN, False
     while True:
         found = read_json(outcome) if outcome.is_file() else {}
-        lines = log.read_text().splitlines() if log.is_file() else []
+        lines = read_lines(log)
         for line in lines[told:]:
             if tell is not None:
-                tell(json.loads(line))
+                tell(line)
         told = len(lines)
         if found.get("token") == token:
             begun = True

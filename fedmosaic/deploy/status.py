@@ -11,7 +11,7 @@ from fedmosaic.deploy.coordinator import STATE
 from fedmosaic.deploy.fleet import ROSTER, ServerFolder
 from fedmosaic.deploy.node import STATE as NODE_STATE
 from fedmosaic.deploy.pact import Pact
-from fedmosaic.store import load_tensors
+from fedmosaic.store import load_tensors, read_lines
 
 
 def status_of(place: Path) -> dict[str, Any]:
@@ -22,8 +22,8 @@ def status_of(place: Path) -> dict[str, Any]:
 def _server(place: Path) -> dict[str, Any]:
     folder = ServerFolder(place)
     done = load_tensors(place / STATE)[1]["round"] if (place / STATE).is_file() else 0
-    refused = Counter(line["reason"] for line in _lines(place / "refused.jsonl"))
-    last = next(iter(_lines(place / "rounds.jsonl")[-1:]), {})
+    refused = Counter(line["reason"] for line in read_lines(place / "refused.jsonl"))
+    last: dict[str, Any] = next(iter(read_lines(place / "rounds.jsonl")[-1:]), {})
     roster = folder.entries()
     return {
         "method": folder.pact.method,
@@ -50,6 +50,16 @@ def _node(place: Path) -> dict[str, Any]:
     }
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
-    return [json.loads(line) for line in whole.splitlines()]
+def costs(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """What rounds cost on average: work of the slowest node, the framework's share, bytes per node."""
+    count, nodes = len(lines), sum(line["nodes"] for line in lines) or 1
+    seconds, work = sum(line["seconds"] for line in lines) / count, sum(line["work"] for line in lines) / count
+    return {
+        "rounds": count,
+        "seconds per round": seconds,
+        "of which training on the slowest node": work,
+        "of which framework": seconds - work,
+        "bytes up per node and round": sum(line["bytes_up"] for line in lines) / nodes,
+        "bytes down per node and round": sum(line["bytes_down"] for line in lines) / nodes,
+        "refused": sum(line["refused"] for line in lines),
+    }
