@@ -25,9 +25,7 @@ from fedmosaic.data.negatives import draw_candidates
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.pact import Pact, catalogue_digest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from fleets import Chaos, Clock, LocalTransport
+from fedmosaic.testing import Chaos, Clock, LocalTransport
 
 LEAST = 0.4  # share of the devices without which a round does not count
 EVERY, LAST = 5, 10  # rounds between two looks; looks that are averaged

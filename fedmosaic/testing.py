@@ -3,7 +3,8 @@
     from fedmosaic.testing import check_engines, check_privacy, checkerboard
     check_engines(my_federation)
 
-Each check raises AssertionError with what differed.
+Each check raises AssertionError with what differed. For deployments there are transports inside one process: one that
+carries everything (`LocalTransport`) and one that loses, delays, repeats and damages (`Chaos`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fedmosaic.ragged import Ragged
 from fedmosaic.runtime import kernel, loop, simulate
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.federation import Federation
+from fedmosaic.runtime.protocol import Reply, Update
 from fedmosaic.store import load_tensors
 from fedmosaic.training import State, TrainingSet
 from fedmosaic.tree import UPLOADED
@@ -219,3 +221,104 @@ def _close(found: Any, wanted: Any, tolerance: float, what: str) -> None:
         return
     gap = np.abs(found - wanted) / (1 + np.abs(wanted))
     assert not gap.size or gap.max() <= tolerance, f"{what} differs by {gap.max():.2e}"
+
+
+class Clock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+class LocalTransport:
+    """Nodes called directly; every byte that travels is kept, unless there is too much of it."""
+
+    def __init__(self, nodes: dict[str, Any], keep: bool = True) -> None:
+        self.keep = keep
+        self.members, self.ready, self.sent = nodes, list[Reply](), list[tuple[str, bytes]]()
+        self.received: list[tuple[str, bytes]] = []
+        self.count = 0
+
+    def nodes(self) -> list[str]:
+        """All of them."""
+        return list(self.members)
+
+    def send(self, node: str, content: bytes, seconds: float) -> str:
+        """Let the node answer at once."""
+        self.count += 1
+        answer = self.members[node].answer(content)
+        if self.keep:
+            self.received.append((node, content))
+            self.sent.append((node, answer))
+        self.ready.append(Reply(str(self.count), answer))
+        return str(self.count)
+
+    def receive(self) -> list[Reply]:
+        """What has been answered."""
+        found, self.ready = self.ready, []
+        return found
+
+
+class Chaos(LocalTransport):
+    """Drops, delays past the deadline, duplicates, replays and damages, by a seeded draw per message."""
+
+    def __init__(self, nodes: dict[str, Any], clock: Clock, seed: int, late: float) -> None:
+        super().__init__(nodes, keep=False)
+        self.clock, self.rng, self.late = clock, random.Random(seed), late
+        self.held: list[tuple[float, Reply]] = []
+        self.old: list[bytes] = []
+        self.fates: dict[str, int] = {}
+
+    def send(self, node: str, content: bytes, seconds: float) -> str:
+        """Let the node answer, and draw what becomes of it."""
+        name = super().send(node, content, seconds)
+        reply = self.ready.pop()
+        assert reply.content is not None
+        draw = self.rng.random()
+        fate = "drop" if draw < 0.10 else "late" if draw < 0.20 else "again" if draw < 0.25 else "bad"
+        fate = fate if draw < 0.30 else "good"
+        self.fates[fate] = self.fates.get(fate, 0) + 1
+        if fate == "late":
+            self.held.append((self.clock() + self.late, reply))
+        elif fate == "again":
+            self.ready += [reply, reply]
+            if self.old:
+                self.ready.append(Reply(f"replay-{self.count}", self.rng.choice(self.old)))
+        elif fate == "bad":
+            self.ready.append(Reply(name, damaged(reply.content, self.rng)))
+        elif fate == "good":
+            self.ready.append(reply)
+        self.old = [*self.old[-20:], reply.content]
+        return name
+
+    def receive(self) -> list[Reply]:
+        """What has been answered, and what was late."""
+        due = [reply for at, reply in self.held if at <= self.clock()]
+        self.held = [(at, reply) for at, reply in self.held if at > self.clock()]
+        return super().receive() + due
+
+
+def damaged(content: bytes, rng: random.Random) -> bytes:
+    """An upload with NaN, another shape, an end cut off, or values out of range."""
+
+    kind = rng.choice(["nan", "shape", "truncated", "range", "flip"])
+    if kind == "truncated":
+        return content[: rng.randrange(len(content))]
+    if kind == "flip":
+        at = rng.randrange(len(content))
+        return content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
+    update = Update.decode(content)
+    name, value = next((n, v) for n, v in update.tensors.items() if not n.endswith(".rows"))
+    wrong = value.copy().astype(np.float32)
+    if kind == "shape":
+        wrong = wrong[:-1]
+    else:
+        wrong.flat[0] = np.nan if kind == "nan" else 1e30
+    return replace(update, tensors={**update.tensors, name: wrong}).encode()

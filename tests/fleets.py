@@ -1,11 +1,10 @@
-"""Small deployments inside the test process: folders, nodes, and transports that lose, delay and damage."""
+"""Small deployments inside the test process: folders, nodes, and Flower's grid without Flower's processes."""
 
 from __future__ import annotations
 
 import copy
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.pact import Pact, catalogue_digest
 from fedmosaic.ragged import Ragged
 from fedmosaic.runtime.flower import client_app
-from fedmosaic.runtime.protocol import Reply, Task, Update
+from fedmosaic.runtime.protocol import Task, Update
+from fedmosaic.store import load_tensors
 from fedmosaic.training import TrainingSet
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -68,99 +68,8 @@ def roster_of(nodes: dict[str, Node]) -> dict[str, Any]:
     return {name: node.data.numbers for name, node in nodes.items()}
 
 
-class Clock:
-    """Time that passes only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class LocalTransport:
-    """Nodes called directly; every byte that travels is kept, unless there is too much of it."""
-
-    def __init__(self, nodes: dict[str, Any], keep: bool = True) -> None:
-        self.keep = keep
-        self.members, self.ready, self.sent = nodes, list[Reply](), list[tuple[str, bytes]]()
-        self.received: list[tuple[str, bytes]] = []
-        self.count = 0
-
-    def nodes(self) -> list[str]:
-        return list(self.members)
-
-    def send(self, node: str, content: bytes, seconds: float) -> str:
-        self.count += 1
-        answer = self.members[node].answer(content)
-        if self.keep:
-            self.received.append((node, content))
-            self.sent.append((node, answer))
-        self.ready.append(Reply(str(self.count), answer))
-        return str(self.count)
-
-    def receive(self) -> list[Reply]:
-        found, self.ready = self.ready, []
-        return found
-
-
-class Chaos(LocalTransport):
-    """Drops, delays past the deadline, duplicates, replays and damages, by a seeded draw per message."""
-
-    def __init__(self, nodes: dict[str, Any], clock: Clock, seed: int, late: float) -> None:
-        super().__init__(nodes, keep=False)
-        self.clock, self.rng, self.late = clock, random.Random(seed), late
-        self.held: list[tuple[float, Reply]] = []
-        self.old: list[bytes] = []
-        self.fates: dict[str, int] = {}
-
-    def send(self, node: str, content: bytes, seconds: float) -> str:
-        name = super().send(node, content, seconds)
-        reply = self.ready.pop()
-        assert reply.content is not None
-        draw = self.rng.random()
-        fate = "drop" if draw < 0.10 else "late" if draw < 0.20 else "again" if draw < 0.25 else "bad"
-        fate = fate if draw < 0.30 else "good"
-        self.fates[fate] = self.fates.get(fate, 0) + 1
-        if fate == "late":
-            self.held.append((self.clock() + self.late, reply))
-        elif fate == "again":
-            self.ready += [reply, reply]
-            if self.old:
-                self.ready.append(Reply(f"replay-{self.count}", self.rng.choice(self.old)))
-        elif fate == "bad":
-            self.ready.append(Reply(name, damaged(reply.content, self.rng)))
-        elif fate == "good":
-            self.ready.append(reply)
-        self.old = [*self.old[-20:], reply.content]
-        return name
-
-    def receive(self) -> list[Reply]:
-        due = [reply for at, reply in self.held if at <= self.clock()]
-        self.held = [(at, reply) for at, reply in self.held if at > self.clock()]
-        return super().receive() + due
-
-
-def damaged(content: bytes, rng: random.Random) -> bytes:
-    """An upload with NaN, another shape, an end cut off, or values out of range."""
-
-    kind = rng.choice(["nan", "shape", "truncated", "range", "flip"])
-    if kind == "truncated":
-        return content[: rng.randrange(len(content))]
-    if kind == "flip":
-        at = rng.randrange(len(content))
-        return content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
-    update = Update.decode(content)
-    name, value = next((n, v) for n, v in update.tensors.items() if not n.endswith(".rows"))
-    wrong = value.copy().astype(np.float32)
-    if kind == "shape":
-        wrong = wrong[:-1]
-    else:
-        wrong.flat[0] = np.nan if kind == "nan" else 1e30
-    return replace(update, tensors={**update.tensors, name: wrong}).encode()
+def only_pushed_and_pulled(*_: Any, **__: Any) -> Any:
+    raise AssertionError("our transport pushes and pulls, and calls nothing else of a grid")
 
 
 class LocalGrid(Grid):
@@ -169,16 +78,6 @@ class LocalGrid(Grid):
     def __init__(self, sockets: dict[int, str]) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.sockets, self.answers = sockets, dict[str, Message]()
-
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.sockets)
@@ -197,8 +96,8 @@ class LocalGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.answers.pop(name) for name in list(message_ids) if name in self.answers]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
+    set_run = create_message = send_and_receive = only_pushed_and_pulled  # abstract there
+    run = property(only_pushed_and_pulled)
 
 
 def coordinator_of(server: Path, nodes: dict[str, Node], transport: Any, **more: Any) -> Coordinator:
@@ -220,3 +119,9 @@ class OneHot:
             self.pact.digest(), task.round, task.attempt, "done", task.version, clients=1, loss=0.5,
             tensors={"item": table},
         ).encode()  # fmt: skip
+
+
+def finished(server: Path) -> dict[str, bytes]:
+    """Everything a server has committed."""
+    tensors, meta = load_tensors(server / "server.safetensors")
+    return {n: v.tobytes() for n, v in tensors.items()} | {"round": str(meta["round"]).encode()}

@@ -12,20 +12,16 @@ import numpy as np
 import pytest
 from fleets import (
     SMALL,
-    Chaos,
-    Clock,
     LocalGrid,
-    LocalTransport,
     OneHot,
     catalogue,
     coordinator_of,
+    finished,
     histories,
     make_fleet,
     make_node,
     pact_of,
 )
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from safetensors.numpy import save
 
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.node import Node
@@ -33,9 +29,10 @@ from fedmosaic.deploy.pact import Pact
 from fedmosaic.errors import DataError, RunError, SettingsError
 from fedmosaic.ragged import Ragged
 from fedmosaic.runtime.flower import FlowerTransport
-from fedmosaic.runtime.protocol import Refused, Reply, Rules, Task, Update
+from fedmosaic.runtime.protocol import Reply, Update
 from fedmosaic.runtime.relay import listening
-from fedmosaic.store import digest_of, load_tensors, unpack
+from fedmosaic.store import load_tensors
+from fedmosaic.testing import Chaos, Clock, LocalTransport
 from fedmosaic.training import TrainingSet
 from fedmosaic.zoo import entry
 
@@ -88,11 +85,6 @@ def test_silos_and_devices_add_up(method: str, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (server / "rounds.jsonl").read_text().splitlines()]
     assert [(line["round"], line["clients"], line["refused"]) for line in lines] == [(1, 6, 0), (2, 6, 0), (3, 6, 0)]
     assert load_tensors(server / "server.safetensors")[1]["round"] == 3
-
-
-def finished(server: Path) -> dict[str, bytes]:
-    tensors, meta = load_tensors(server / "server.safetensors")
-    return {n: v.tobytes() for n, v in tensors.items()} | {"round": str(meta["round"]).encode()}
 
 
 class CrashError(Exception):
@@ -202,124 +194,6 @@ def test_nothing_private_is_sent(method: str, tmp_path: Path) -> None:
     assert headers - {"shrink"} == expected
 
 
-@pytest.mark.parametrize(
-    ("reason", "change"),
-    [
-        ("protocol", {"clients": "one"}),
-        ("protocol", {"clients": True}),
-        ("protocol", {"seconds": None}),
-        ("protocol", {"detail": 3}),
-        ("protocol", {"status": "well"}),
-        ("protocol", {"loss": [0.1]}),
-        ("tensors", {"shrink": {"item": 10**400}}),
-        ("federation", {"federation": "another"}),
-        ("duplicate", {"attempt": "guessed"}),
-        ("round", {"attempt": "guessed", "round": 77}),
-        ("clients", {"clients": 2}),
-        ("clients", {"clients": 0}),
-        ("finite", {"loss": float("nan")}),
-        ("failed", {"status": "failed"}),
-        ("tensors", {"shrink": {"item": -1}}),
-        ("tensors", {"tensors": {}}),
-        ("tensors", {"tensors": {"item": np.zeros((30, 4), np.float32), "user": np.zeros(4, np.float32)}}),
-        ("tensors", {"tensors": {"item": np.zeros((1, 4), np.float32), "item.rows": np.zeros(1, np.int32)}}),
-        ("dtype", {"tensors": {"item": np.zeros((30, 4))}}),
-        ("shape", {"tensors": {"item": np.zeros((29, 4), np.float32)}}),
-        ("finite", {"tensors": {"item": np.full((30, 4), np.inf, np.float32)}}),
-        ("norm", {"tensors": {"item": np.full((30, 4), 100, np.float32)}}),
-    ],
-)
-def test_bad_uploads_are_refused_and_the_round_goes_on(reason: str, change: dict[str, Any], tmp_path: Path) -> None:
-    data = histories(3)
-    pact = pact_of("fedmf", 30, largest_norm=50.0, deadline=5.0)
-    server, nodes = make_fleet(tmp_path, pact, data, [[u] for u in range(3)])
-
-    class Bad:
-        def answer(self, content: bytes) -> bytes:
-            return replace(Update.decode(nodes["n0"].answer(content)), **change).encode()
-
-    clock = Clock()
-    transport = LocalTransport({**nodes, "n0": Bad()})
-    line = coordinator_of(server, nodes, transport, clock=clock, sleep=clock.sleep).round()
-    assert (line["clients"], line["refused"]) == (2, 1)
-    refused = [json.loads(text) for text in (server / "refused.jsonl").read_text().splitlines()]
-    assert [(r["node"], r["reason"]) for r in refused] == [("n0", reason)]
-
-
-@pytest.mark.parametrize(
-    ("reason", "rows"),
-    [
-        ("ids", [3, 2]),
-        ("ids", [2, 2]),
-        ("ids", [-1, 4]),
-        ("ids", [4, 30]),
-        ("ids", [0, 2147483647, -2147483648, -1, 5]),  # differences wrap around
-        ("quota", [1, 2, 3]),
-        ("dtype", [1.5, 2.0]),
-    ],
-)
-def test_rows_are_checked(reason: str, rows: list[float]) -> None:
-    pact = pact_of("fedmf", 30, support="touched")
-    rules = Rules(pact.build().algorithm, 30, row_quota=2)
-    at = np.array(rows) if reason == "dtype" else np.array(rows, dtype=np.int32)
-    tensors = {"item": np.ones((len(rows), 4), np.float32), "item.rows": at}
-    with pytest.raises(Refused) as caught:
-        rules.open_sum(Update(pact.digest(), 1, "", "done", 0, clients=1, loss=0.1, tensors=tensors), {})
-    assert caught.value.reason == reason
-
-
-def test_no_mutant_of_a_message_gets_through(tmp_path: Path) -> None:
-    data = histories(2)
-    server, nodes = make_fleet(tmp_path, pact_of("pfedrec", 30), data, [[0], [1]])
-    transport = LocalTransport(nodes)
-    coordinator_of(server, nodes, transport).round()
-    rng = np.random.default_rng(0)
-    for whole, decode in ((transport.sent[0][1], Update.decode), (transport.received[0][1], Task.decode)):
-        for _ in range(1500):
-            content = bytearray(whole)
-            kind = rng.integers(4)
-            at = int(rng.integers(len(content)))
-            if kind == 0:
-                content[at] ^= 1 << int(rng.integers(8))
-            elif kind == 1:
-                content = content[:at]
-            elif kind == 2:
-                content += rng.bytes(int(rng.integers(1, 50)))
-            else:
-                content[at : at + 8] = rng.bytes(8)
-            if bytes(content) != whole:
-                with pytest.raises(Refused):
-                    decode(bytes(content))
-        for length in (0, 1, 7, 8, 9, 100):
-            with pytest.raises(Refused):
-                decode(rng.bytes(length))
-
-
-@pytest.mark.parametrize("support", ["padded", "touched"])
-@pytest.mark.parametrize("method", ["fedmf", "fedrap", "fedncf"])
-def test_support_decides_bytes_not_results(support: Any, method: str, tmp_path: Path) -> None:
-    data = histories(4, 400)
-    ends, sizes = [], []
-    for name in ("dense", support):
-        pact = pact_of(method, 400, support=name)
-        server, nodes = make_fleet(tmp_path / name, pact, data, [[u] for u in range(4)])
-        one = coordinator_of(server, nodes, LocalTransport(nodes))
-        lines = [one.round() for _ in range(3)]
-        ends.append(finished(server))
-        sizes.append(lines[-1]["bytes_up"])
-        if method == "fedmf":  # few rows move: later rounds send only those
-            assert lines[1]["bytes_down"] < lines[0]["bytes_down"]
-    assert ends[0] == ends[1]
-    assert sizes[1] < sizes[0]
-    if support == "padded":
-        assert {u.size for u in (n.state["answer/item.rows"] for n in nodes.values())} == {64}
-
-
-def test_rows_in_clear_are_refused_beside_noise() -> None:
-    with pytest.raises(SettingsError, match="support=touched shows which rows a client trained"):
-        pact_of("pfedrec", 30, support="touched", settings={"noise": 0.1}).build()
-
-
 def test_noise_follows_from_a_secret_of_the_device(tmp_path: Path) -> None:
     data = histories(2)
     sums: list[Any] = []
@@ -330,21 +204,6 @@ def test_noise_follows_from_a_secret_of_the_device(tmp_path: Path) -> None:
         assert one.round()["loss"] is None  # the loss would say what the noise hides
         sums.append(one.state["server/item"])
     assert len({s.tobytes() for s in sums}) == 3
-
-
-def test_a_node_that_lost_its_state_asks_for_everything(tmp_path: Path) -> None:
-    data = histories(4, 400)
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 400), data, [[u] for u in range(4)])
-    transport = LocalTransport(nodes)
-    one = coordinator_of(server, nodes, transport)
-    one.round()
-    one.round()
-    (tmp_path / "n0" / "state.safetensors").unlink()
-    transport.members["n0"] = Node(tmp_path / "n0")
-    line = one.round()
-    assert (line["clients"], line["refused"]) == (4, 0)
-    asked = [Task.decode(content) for name, content in transport.received if name == "n0"]
-    assert [task.base for task in asked] == [-1, 0, 1, -1]
 
 
 def test_nodes_that_owe_an_answer_are_not_asked_again(tmp_path: Path) -> None:
@@ -452,83 +311,6 @@ def test_only_methods_whose_uploads_add_up_can_be_deployed() -> None:
             Pact(method=method, items="").build()
 
 
-def repacked(content: bytes, header: Any, text: str | None = None) -> bytes:
-    """A message with another header and a digest that fits it."""
-    tensors, _ = unpack(content, "test")
-    described = json.dumps(header) if text is None else text
-    whole = json.dumps({"meta": described, "sha256": digest_of(tensors, described)})
-    return bytes(save(tensors, metadata={"fedmosaic": whole}))
-
-
-def test_hostile_headers_are_refused_whatever_their_digest_says(tmp_path: Path) -> None:
-    data = histories(2)
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30), data, [[0], [1]])
-    transport = LocalTransport(nodes)
-    coordinator_of(server, nodes, transport).round()
-    sent = transport.sent[0][1]
-    _, good = unpack(sent, "test")
-    assert Update.decode(repacked(sent, good)).clients == 1
-    for name in good:
-        odd: list[Any] = [None, [], {"a": 1}, "x", 1.5, True, 10**30, -1, float("nan")]
-        for value in odd:
-            hostile = repacked(sent, {**good, name: value})
-            try:
-                update = Update.decode(hostile)
-                Rules(pact_of("fedmf", 30).build().algorithm, 30).open_sum(update, {})
-            except Refused:
-                pass
-    headers: list[Any] = [[], [1], "x", 3, None, {}]
-    for header in headers:
-        with pytest.raises(Refused):
-            Update.decode(repacked(sent, header))
-    for text in ("", "[" * 100_000, "9" * 5000, "{"):
-        with pytest.raises(Refused):
-            Update.decode(repacked(sent, None, text))
-
-
-def test_sums_at_the_edge_of_64_bits_are_refused() -> None:
-    pact = pact_of("fedmf", 30)
-    rules = Rules(pact.build().algorithm, 30)
-    for value in (-(2**63), 2**63 - 1, 2**55):
-        table = np.zeros((30, 4), np.int64)
-        table[3, 2] = value
-        update = Update(pact.digest(), 1, "", "done", 0, clients=100_000, loss=0.1, tensors={"item": table})
-        with pytest.raises(Refused) as caught:
-            rules.open_sum(update, {})
-        assert caught.value.reason == "finite"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tensors": {}},
-        {"tensors": {"item": np.zeros((30, 7), np.float32)}},
-        {"tensors": {"item": np.zeros((5, 4), np.float32)}},
-        {"tensors": {"item": np.zeros((30, 4))}},
-        {"tensors": {"item": np.zeros((1, 4), np.float32), "item.rows": np.array([99], np.int32)}, "base": 0},
-        {"tensors": {"item": np.zeros((1, 4), np.float32), "item.rows": np.array([1], np.int32)}},
-        {"base": 7},
-        {"clients": np.array([5])},
-        {"clients": np.zeros(0, np.int64)},
-        {"federation": "another"},
-        {"stamp": "no"},
-    ],
-)
-def test_a_bad_task_is_answered_and_changes_nothing(change: dict[str, Any], tmp_path: Path) -> None:
-    data = histories(2)
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30), data, [[0], [1]])
-    transport = LocalTransport(nodes)
-    one = coordinator_of(server, nodes, transport)
-    one.round()
-    before = {k: v.tobytes() for k, v in nodes["n0"].state.items()}
-    good = Task.decode(transport.received[0][1])
-    update = Update.decode(nodes["n0"].answer(replace(good, round=9, **change).encode()))
-    assert update.status in ("failed", "resync")
-    assert {k: v.tobytes() for k, v in nodes["n0"].state.items()} == before
-    assert one.round()["clients"] == 2
-    assert Update.decode(nodes["n0"].answer(b"nonsense")).status == "failed"
-
-
 def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> None:
     data, clock = histories(8), Clock()
     pact = pact_of("fedmf", 30, settings={"participation": 0.25})
@@ -548,20 +330,6 @@ def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> Non
     assert coordinator_of(server, nodes, LocalTransport(nodes)).round()["clients"] == 6
 
 
-def test_a_node_that_always_asks_for_everything_is_refused(tmp_path: Path) -> None:
-    data, clock = histories(2), Clock()
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30), data, [[0], [1]])
-
-    class Greedy:
-        def answer(self, content: bytes) -> bytes:
-            task = Task.decode(content)
-            return Update(task.federation, task.round, task.attempt, "resync", -1).encode()
-
-    transport = LocalTransport({**nodes, "n0": Greedy()})
-    line = coordinator_of(server, nodes, transport, clock=clock, sleep=clock.sleep).round()
-    assert (line["clients"], line["refused"], transport.count) == (1, 1, 2)
-
-
 def test_users_of_a_silo_keep_their_numbers(tmp_path: Path) -> None:
     Node.create(tmp_path / "s", pact_of("fedmf", 30), catalogue(30), np.array([4, 7]))
     Node.take_history(tmp_path / "s", {"user": ["a", "b"], "item": ["i1", "i2"]})
@@ -577,29 +345,3 @@ def test_another_catalogue_is_refused(tmp_path: Path) -> None:
     Node.create(tmp_path / "d", pact_of("fedmf", 30), catalogue(30).reverse(), np.array([0]))
     with pytest.raises(RunError, match="is not the catalogue that was agreed on"):
         Node.take_history(tmp_path / "d", {"item": ["i3"]}, user=None)
-
-
-def test_a_reply_that_is_none_of_ours_is_no_crash() -> None:
-    records = (
-        RecordDict(),
-        RecordDict({"fedmosaic": ConfigRecord({"bytes": 10**11})}),
-        RecordDict({"fedmosaic": ConfigRecord({"bytes": "text"})}),
-        RecordDict({"fedmosaic": ConfigRecord({"other": b""})}),
-        RecordDict({"fedmosaic": MetricRecord({"bytes": 1})}),
-    )
-
-    class Odd(LocalGrid):
-        def push_messages(self, messages: Any) -> Any:
-            for message in messages:
-                message.metadata.__dict__["_message_id"] = "m"
-                self.answers["m"] = Message(records[self.turn], reply_to=message)
-            return ["m"]
-
-        turn = 0
-
-    grid = Odd({1: ""})
-    transport = FlowerTransport(grid, {1: "n"})
-    for turn in range(len(records)):
-        grid.turn = turn
-        transport.send("n", b"", 10.0)
-        assert [(r.content, bool(r.error)) for r in transport.receive()] == [(None, True)]
