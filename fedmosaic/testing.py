@@ -230,6 +230,7 @@ class Clock:
         self.now = 0.0
 
     def __call__(self) -> float:
+        """Seconds so far."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
