@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 
-import torch
 from torch import Tensor
 
 from fedmosaic.models.view import View
@@ -70,9 +69,9 @@ class NeuMF:
 
 
 def _tower(view: View, items: Tensor, user: str, item: str, depth: int) -> Tensor:
-    x = torch.relu(view.linear("mlp.0", view.vector(user), view.rows(item, items)))
+    x = view.linear("mlp.0", view.vector(user), view.rows(item, items)).relu_()
     for layer in range(1, depth):
-        x = torch.relu(view.linear(f"mlp.{layer}", x))
+        x = view.linear(f"mlp.{layer}", x).relu_()
     return x
 
 

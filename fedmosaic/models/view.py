@@ -32,7 +32,7 @@ class Batch:
     users: Tensor  # [clients, length] or [clients, 1] rows of the block's user tables
     labels: Tensor  # [clients, length]
     weight: Tensor  # [clients, length] 1 for an example, 0 for padding
-    direct: bool = False  # `items` simply counts the rows of the tables, so that they can be read as they lie
+    direct: bool = False  # tables are read as they lie: a row per example, or rows that all clients share
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class View:
 
     def _rows(self, table: Tensor, items: Tensor) -> Tensor:
         if self.batch.direct and items is self.batch.items:
-            return table.reshape(*items.shape, *table.shape[1:])
+            rows = table.reshape(-1, items.shape[1], *table.shape[1:])
+            return rows.expand(*items.shape, *table.shape[1:])
         return _gather(table, items)
 
     def reading(self, name: str, reading: Reading) -> View:
@@ -95,10 +96,13 @@ class View:
 
 
 def _one_layer(weight: Tensor, bias: Tensor, parts: tuple[Tensor, ...], begins: list[int]) -> Tensor:
-    """[x_1 ; x_2 ; ...] W + b with one W for everybody."""
+    """[x_1 ; x_2 ; ...] W + b with one W for everybody; a part that all clients share meets it once."""
     result = bias
     for part, begin in sorted(zip(parts, begins, strict=False), key=lambda pair: pair[0].shape[1]):
-        result = (part @ weight[begin : begin + part.shape[-1]]).add_(result)
+        once = part[:1] if part.stride(0) == 0 else part
+        product = once @ weight[begin : begin + part.shape[-1]]
+        fits = result.dim() == 1 or product.shape[0] == result.shape[0]
+        result = product.add_(result) if fits else product + result
     return result
 
 

@@ -22,14 +22,14 @@ from fedmosaic.local import Context
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.models.view import Batch, View
 from fedmosaic.ragged import I64, Ragged, offsets_of
-from fedmosaic.runtime import fused
+from fedmosaic.runtime import fused, kernel_pair
 from fedmosaic.runtime.block import Block, Outcome, Task
 from fedmosaic.runtime.devices import Array, Place
 from fedmosaic.runtime.round import load
 from fedmosaic.training import State, TrainingSet
 from fedmosaic.tree import STORED, Axis, Role, first_table
 
-SCORES_PER_BLOCK = 500_000
+SCORES_PER_BLOCK = 50_000  # a layer's output stays below what is fetched from the system anew each time
 Engine = Callable[[Algorithm, Task], Outcome]
 
 
@@ -76,38 +76,57 @@ def score_users(algorithm: Algorithm, task: Task, block: Block, items: Array) ->
 def gathered(
     algorithm: Algorithm, task: Task, block: Block, items: Array
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Every parameter as each user of a block reads it for its own items, and item tables as the server sent them."""
-    owner = block.place.members.rows
-    keys = block.place.row_keys
-    order = np.argsort(keys)
-    wanted = block.place.clients[owner][:, None] * block.place.n_items + items
-    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), max(keys.size - 1, 0))
-    held = keys[order[at]] == wanted if keys.size else np.zeros(wanted.shape, dtype=bool)
+    """Every parameter as each user of a block reads it for its own items, and item tables as the server sent them.
+
+    Where everybody reads the same rows (the server's, of the same items), they are there once, not once per user.
+    """
+    owner, lone = block.place.members.rows, block.place.clients.size == 1
+    common = items[:1] if items.strides[0] == 0 else items
+    asked, by = (common, owner[: common.shape[0]]) if lone else (items, owner)
+    order, at, held = _found(block.place, asked, by)
     params: dict[str, Tensor] = {}
     given: dict[str, Tensor] = {}
     for name, value in block.params.items():
         spec, shared = algorithm.specs[name], algorithm.roles[name] in (Role.SHARED, Role.FROZEN)
         if spec.axis is not Axis.ITEM:
             if shared:  # answers as the server sent it, whatever local work has made of it
-                params[name] = torch.from_numpy(task.server[name]).expand(owner.size, *spec.shape)
-            else:
-                params[name] = value if spec.axis is Axis.USER else value[torch.from_numpy(owner)]
+                value = torch.from_numpy(task.server[name])[None]
+            one = shared or (lone and spec.axis is Axis.WHOLE)
+            wide = value.expand(owner.size, *spec.shape) if one else value
+            params[name] = wide if one or spec.axis is Axis.USER else value[torch.from_numpy(owner)]
             continue
         own = algorithm.roles[name] in (*STORED, Role.REBUILT)
         began = own and name not in task.server  # what was never stored: as it began, or as the server has it
         base = first_table(spec, task.ctx.seed, block.place.n_items) if began else task.server[name]
-        rows = base[items]
+        rows = base[common if shared else asked]
         if shared:
             params[name] = given[name] = torch.from_numpy(rows.reshape(-1, *spec.shape))
             continue
         if name in task.server:
-            received = task.server[name][items] if own else rows.copy()
+            received = task.server[name][asked] if own else rows.copy()
             given[name] = torch.from_numpy(received.reshape(-1, *spec.shape))
         if name in block.shrunk:
-            rows *= block.shrunk[name].numpy()[owner].reshape(-1, *[1] * (rows.ndim - 1))
-        rows[held] = value.numpy()[order[at[held]]]
+            rows *= block.shrunk[name].numpy()[by].reshape(-1, *[1] * (rows.ndim - 1))
+        if held.any():
+            rows[held] = value.numpy()[order[at[held]]]
         params[name] = torch.from_numpy(rows.reshape(-1, *spec.shape))
     return params, given
+
+
+def _found(place: Place, items: Array, owner: Array) -> tuple[I64, I64, Array]:
+    """Rows of a block in order, where among them each asked item of each owner would stand, and whether it does."""
+    keys = place.row_keys
+    if not keys.size:
+        return keys, keys, np.zeros(items.shape, dtype=bool)
+    order = np.argsort(keys)
+    wanted = place.clients[owner][:, None] * place.n_items + items
+    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), keys.size - 1)
+    return order, at, keys[order[at]] == wanted
+
+
+def _some(items: Array, rows: I64) -> Array:
+    """Some rows of a rectangle; a row that everybody shares stays one."""
+    return np.broadcast_to(items[0], (rows.size, items.shape[1])) if items.strides[0] == 0 else items[rows]
 
 
 def holding(algorithm: Algorithm, task: Task, place: Place) -> Block:
@@ -131,6 +150,10 @@ class DeviceScorer:
 
     def scores(self, users: I64) -> npt.NDArray[np.floating]:
         """Scores of the whole catalogue, [users, items]."""
+        if not self.algorithm.keeps and kernel_pair.answers(self.algorithm, self.data):
+            task = task_of(self.algorithm, self.data, self.state, self.context(0), users)
+            whole: Array = kernel_pair.whole_catalogue(self.algorithm, task)
+            return whole
         result = np.empty((users.size, self.data.n_items), dtype=np.float32)
         step = max(1, SCORES_PER_BLOCK // self.data.n_items)
         everything = np.arange(self.data.n_items, dtype=np.int32)
@@ -167,7 +190,7 @@ class DeviceScorer:
         for round in np.unique(last):
             who = np.flatnonzero(last == round)
             one = self._newest if round == 0 else partial(self._tuned, round=int(round))
-            result[who] = one(users[who], items[who])
+            result[who] = one(users[who], _some(items, who))
         return result
 
     def context(self, round: int) -> Context:
@@ -200,11 +223,12 @@ class DeviceScorer:
         own_rows = any(algorithm.specs[n].axis is Axis.ITEM for n in algorithm.stored)
         asked = Ragged.from_rows([[]] * clients.size)
         if own_rows:
-            asked = Ragged.group(np.repeat(of_client, items.shape[1]), items.ravel(), clients.size)
+            many = items[:1] if clients.size == 1 and items.strides[0] == 0 else items
+            asked = Ragged.group(np.repeat(of_client[: many.shape[0]], many.shape[1]), many.ravel(), clients.size)
         task = task_of(algorithm, data, self.state, self.context(0), clients)
         block = holding(algorithm, task, Place(clients, members, asked, data.n_items))
         result = np.empty(items.shape, dtype=np.float32)
-        result[order] = score_users(algorithm, task, block, items[order])
+        result[order] = score_users(algorithm, task, block, _some(items, order))
         return result
 
     def _tuned(self, users: I64, items: Array, round: int) -> Array:

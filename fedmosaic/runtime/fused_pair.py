@@ -33,6 +33,32 @@ def trace_weight(codes: Any, count: Any, own: Any, common: Any, centred: Any, lo
     return np.float32(min(max(share, low), high))
 
 
+@numba.njit(cache=True, fastmath=FAST)
+def _dot(a: Any, b: Any) -> Any:
+    total = np.float32(0)
+    for d in range(a.size):
+        total += a[d] * b[d]
+    return total
+
+
+@numba.njit(cache=True, parallel=True, fastmath=FAST)
+def own_scores(
+    common: Any, first: Any, user: Any, bias: Any, clients: Any, keys: Any, rows: Any, begin: Any, scale: Any,
+    scores: Any,
+) -> None:  # fmt: skip
+    """scores[u, j] = w_u · (common_j + own_uj) + b_u; own rows that were never stored are as they began, decayed."""
+    n_items = common.shape[0]
+    for u in numba.prange(user.shape[0]):
+        w, k = user[u], begin[u]
+        for j in range(n_items):
+            scores[u, j] = bias[u] + _dot(w, common[j])
+            if k < keys.size and keys[k] == clients[u] * n_items + j:
+                scores[u, j] += scale[u, 0] * _dot(w, rows[k])
+                k += 1
+            else:
+                scores[u, j] += scale[u, 1] * _dot(w, first[j])
+
+
 @numba.njit(cache=True)
 def list_rows(at: Any, n: Any, tick: Any, stamp: Any, places: Any, listed: Any, times: Any) -> Any:
     """Distinct rows of a batch and how often each occurs; returns their number."""

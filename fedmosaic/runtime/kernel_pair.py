@@ -24,7 +24,7 @@ from fedmosaic.objective import bce
 from fedmosaic.personalise.additive import AdditiveModel, AdditiveObjective
 from fedmosaic.personalise.mixing import Decorrelated, MixedModel, NTKWeight
 from fedmosaic.ragged import Ragged, offsets_of
-from fedmosaic.runtime import devices
+from fedmosaic.runtime import devices, fused_pair
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.devices import Place
 from fedmosaic.runtime.fused_clients import Plan, Store, train_pairs
@@ -145,6 +145,27 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     held = put_back(algorithm, task, user, bias)
     devices.write(held, _kept(algorithm, task, own, store, mix, shrunk), data.n_users, data.n_clients)
     return Outcome(upload, held, probed if task.probe is not None else None)
+
+
+def answers(algorithm: Algorithm, data: TrainingSet) -> bool:
+    """Whether `whole_catalogue` can score for an algorithm: common rows plus own ones, each client a user."""
+    model = algorithm.model
+    added = isinstance(model, AdditiveModel) and isinstance(model.host, LinearScorer)
+    private = all(algorithm.roles[n] is Role.PRIVATE for n in ("user", "bias") if n in algorithm.specs)
+    return (added or _lonely(algorithm)) and private and data.silos is None and not algorithm.serve
+
+
+def whole_catalogue(algorithm: Algorithm, task: Task) -> Any:
+    """Scores of every item for the cohort, with the server's newest table and the devices' own rows."""
+    own = "item" if _lonely(algorithm) else "item.own"
+    user, bias = user_side(algorithm, task)
+    store = _store(algorithm, task, own)
+    common = np.zeros_like(store.first) if _lonely(algorithm) else task.server["item"]
+    scores = np.empty((task.cohort.size, task.data.n_items), np.float32)
+    fused_pair.own_scores(
+        common, store.first, user, bias, task.cohort, store.keys, store.rows, store.begin, store.scale, scores
+    )
+    return scores
 
 
 def _kept(
