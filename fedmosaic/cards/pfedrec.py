@@ -11,6 +11,10 @@ PAPER = "Zhang et al., Dual personalization on federated recommendation, IJCAI 2
 DATA = ("ml-100k", "ml-1m", "lastfm-2k-tags", "amazon-video")
 ONCE = "lastfm-2k-tags-dedup"  # the tags without the repeats that straddle the split
 SETTINGS: dict[str, dict[str, Any]] = {"lastfm-2k-tags": {"straddle": True}}  # repeats straddle the split, as there
+# Where the rates chosen on ML-100K cannot be carried over
+LOWER: dict[tuple[str, str], dict[str, Any]] = {
+    ("fedncf", "amazon-video"): {"item_factor": 8.0},  # at 24 the run diverges after 98 rounds
+}
 # HR@10, its deviation, NDCG@10, its deviation; one group per data set
 TABLE2 = {
     "ncf": ("NCF, central", "64.14 .98 37.91 .37  64.17 .99 37.85 .68  82.44 .42 67.43 .89  60.16 .43 38.97 .14"),
@@ -68,7 +72,7 @@ def _rows(table: dict[str, tuple[str, str]]) -> list[Claim]:
             hr, hr_spread, ndcg, ndcg_spread = values[4 * at : 4 * at + 4]
             found.append(
                 Claim(
-                    row, data, method, {**SETTINGS.get(data, {}), **_rounds(method)}, (hr, ndcg),
+                    row, data, method, {**SETTINGS.get(data, {}), **_rounds(method), **LOWER.get((method, data), {})}, (hr, ndcg),
                     (hr_spread, ndcg_spread), seeds=_seeds(method, data), quick=QUICK.get(method, 20),
                     reason=REASONS.get((method, data), ""),
                 )
@@ -130,8 +134,9 @@ CARDS = (
         tuple(sorted(_references() + _rows(TABLE2), key=lambda c: (*DATA, ONCE).index(c.data))),
         "Everything in PFedRec's own protocol: leave-one-out, 1 + 99 candidates, ties in time by the order of the "
         "file, best validation round of 100. Rates of NCF, MF, FedNCF, FedRecon and MetaMF are not printed in the "
-        "paper; ours were chosen on ML-100K (`docs/methods.md`) and carried to the others. FedPerGNN's published row "
-        "is at chance, a failed run rather than a result.",
+        "paper; ours were chosen on ML-100K (`docs/methods.md`) and carried to the others, but for FedNCF's item rate on "
+        "Amazon-Video, a third, since the whole one diverges. FedPerGNN's published row is at chance, a failed run "
+        "rather than a result.",
     ),
     Card(
         "pfedrec-table3",
