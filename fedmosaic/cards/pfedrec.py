@@ -72,8 +72,9 @@ def _rows(table: dict[str, tuple[str, str]]) -> list[Claim]:
             hr, hr_spread, ndcg, ndcg_spread = values[4 * at : 4 * at + 4]
             found.append(
                 Claim(
-                    row, data, method, {**SETTINGS.get(data, {}), **_rounds(method), **LOWER.get((method, data), {})}, (hr, ndcg),
-                    (hr_spread, ndcg_spread), seeds=_seeds(method, data), quick=QUICK.get(method, 20),
+                    row, data, method,
+                    {**SETTINGS.get(data, {}), **_rounds(method), **LOWER.get((method, data), {})},
+                    (hr, ndcg), (hr_spread, ndcg_spread), seeds=_seeds(method, data), quick=QUICK.get(method, 20),
                     reason=REASONS.get((method, data), ""),
                 )
             )  # fmt: skip
@@ -134,9 +135,9 @@ CARDS = (
         tuple(sorted(_references() + _rows(TABLE2), key=lambda c: (*DATA, ONCE).index(c.data))),
         "Everything in PFedRec's own protocol: leave-one-out, 1 + 99 candidates, ties in time by the order of the "
         "file, best validation round of 100. Rates of NCF, MF, FedNCF, FedRecon and MetaMF are not printed in the "
-        "paper; ours were chosen on ML-100K (`docs/methods.md`) and carried to the others, but for FedNCF's item rate on "
-        "Amazon-Video, a third, since the whole one diverges. FedPerGNN's published row is at chance, a failed run "
-        "rather than a result.",
+        "paper; ours were chosen on ML-100K (`docs/methods.md`) and carried to the others, but for FedNCF's item rate "
+        "on Amazon-Video, a third, since the whole one diverges. FedPerGNN's published row is at chance, a failed "
+        "run rather than a result.",
     ),
     Card(
         "pfedrec-table3",
