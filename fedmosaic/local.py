@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -129,15 +130,31 @@ class Adam:
 
     def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: Rate) -> None:
         """One step with bias correction."""
-        first, second, clock = memory
-        if self.decay:
-            gradient = gradient + self.decay * value
-        clock.add_(1)
-        first.lerp_(gradient, 1 - self.beta1)
-        second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        ahead = first / (1 - self.beta1**clock)
-        spread = (second / (1 - self.beta2**clock)).sqrt_().add_(self.eps)
-        value.sub_(ahead / spread * rate)
+        rows = (value.shape[0], value[:1].numel())
+        x, first, second = (part.view(rows).numpy() for part in (value, *memory[:2]))  # a view: they move in place
+        rates = rate.reshape(-1).numpy() if isinstance(rate, Tensor) else np.full(1, rate, dtype=np.float32)
+        settings = np.array([self.beta1, self.beta2, self.eps, self.decay])
+        _adam(x, gradient.reshape(rows).numpy(), first, second, memory[2].view(-1).numpy(), rates, settings)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _adam(value: Any, gradient: Any, first: Any, second: Any, clock: Any, rates: Any, settings: Any) -> None:
+    """Every row of a tensor once: its clock, its moments, itself."""
+    one, time = np.float32(1), np.float64(0)
+    keep1, keep2 = np.float32(settings[0]), np.float32(settings[1])
+    eps, decay, left1, left2 = np.float32(settings[2]), np.float32(settings[3]), one, one
+    for i in range(clock.size):
+        clock[i] += one
+        if clock[i] != time:  # neighbours mostly share a clock
+            time = clock[i]
+            left1, left2 = np.float32(1 - settings[0] ** time), np.float32(1 - settings[1] ** time)
+        rate = rates[i] if rates.size > 1 else rates[0]
+        x, g, m, v = value[i], gradient[i], first[i], second[i]
+        for d in range(x.size):
+            slope = g[d] + decay * x[d]
+            m[d] += (one - keep1) * (slope - m[d])
+            v[d] = keep2 * v[d] + (one - keep2) * slope * slope
+            x[d] -= rate * (m[d] / left1) / (np.sqrt(v[d] / left2) + eps)
 
 
 @dataclass(frozen=True)
