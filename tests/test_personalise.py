@@ -95,6 +95,8 @@ def test_the_fused_engine_covers_the_linear_family() -> None:
     for name in ("fedrap", "fedrap-no", "fedrap-l2", "fedmf-plgc", "pfedrec-plgc", "fedrecon", "fedrecon-dual", "colr"):
         reason = kernel.unfit(zoo.entry(name).build().algorithm, data)
         assert bool(reason) == (name == "colr"), (name, reason)
+    for encoded in ({"threshold": 0.01}, {"clip": 0.1, "noise": 1.0}):
+        assert not kernel.unfit(zoo.entry("fedrap").build(encoded).algorithm, data), encoded
 
 
 @pytest.mark.parametrize("changes", [{"joint": True}, {"rho_shared": 0.0}, {"rho_private": 0.0}, {"dim": 8}], ids=str)

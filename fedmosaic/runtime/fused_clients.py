@@ -50,6 +50,7 @@ class Store(NamedTuple):
     out_items: Any
     out_rows: Any
     out_count: Any
+    sent: Any  # likewise the common table's rows, where uploads are encoded client by client
 
 
 class Room(NamedTuple):
@@ -270,6 +271,8 @@ def _work(
                 for k in range(n_rows):
                     store.out_items[store.out_at[c] + k] = met[k]
                     store.out_rows[store.out_at[c] + k] = room.own[k]
+                    if store.sent.shape[0] > 0:
+                        store.sent[store.out_at[c] + k] = room.common[k]
             for k in range(probe_at[c], probe_at[c + 1]):
                 j = np.uint32(probe[k])
                 local, s = room.own[place[j]] if owner[j] == c else item[j], bias[c]

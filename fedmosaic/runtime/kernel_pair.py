@@ -15,6 +15,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 
 from fedmosaic import keys
 from fedmosaic.algorithm import Algorithm
@@ -29,11 +30,13 @@ from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.devices import Place
 from fedmosaic.runtime.fused_clients import Plan, Store, train_pairs
 from fedmosaic.runtime.kernel_common import client_keys, collected, put_back, shuffle_keys, user_side
+from fedmosaic.runtime.round import summed
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Axis, Role, first_table
-from fedmosaic.upload import fixed
+from fedmosaic.upload import Parcel, fixed
 
 NORMS = {"none": 0, "l1": 1, "l2": 2}
+ENCODED_AT_ONCE = 32  # clients whose whole tables are there at the same time
 MOMENTS = {"batch": 0, "epoch": 1, "round": 2}
 
 
@@ -65,7 +68,9 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
         "an optimiser is not SGD": any(not isinstance(m.rule, SGD) for m in moves),
         "a mixed table decays": isinstance(model, MixedModel) and any(getattr(m.rule, "decay", 0) for m in moves),
         "it uploads gradients": algorithm.upload.kind == "gradient",
-        "its uploads are encoded": bool(algorithm.upload.stack) or algorithm.upload.support == "nonzero",
+        "its uploads are encoded, though not as whole tables": bool(algorithm.upload.stack)
+        and not (isinstance(model, AdditiveModel) and algorithm.dense),
+        "numbers that are not zero are counted": algorithm.upload.support == "nonzero" and not algorithm.upload.stack,
         "user and bias move differently": any(("user" in m.names) != ("bias" in m.names) for m in moves),
     }
     return "; ".join(reason for reason, wrong in checks.items() if wrong)
@@ -142,9 +147,33 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     upload = collected(totals, touched, losses, seen, healthy, shrink)
     if _lonely(algorithm):
         upload = replace(upload, totals={}, shrink={})
+    if algorithm.upload.stack:
+        sums, numbers = _encoded(algorithm, task, item, store, shrunk[:, 1])
+        upload = replace(upload, totals=sums, numbers=numbers)
     held = put_back(algorithm, task, user, bias)
     devices.write(held, _kept(algorithm, task, own, store, mix, shrunk), data.n_users, data.n_clients)
     return Outcome(upload, held, probed if task.probe is not None else None)
+
+
+def _encoded(algorithm: Algorithm, task: Task, item: Any, store: Store, left: Any) -> tuple[dict[str, Any], int]:
+    """The sum of encoded uploads, some clients at a time: rows they trained, and what decay did to the others."""
+    n_items, numbers = task.data.n_items, 0
+    total = np.zeros((n_items, *algorithm.upload.shape(algorithm.specs["item"])), np.int64)
+    for start in range(0, task.cohort.size, ENCODED_AT_ONCE):
+        places = range(start, min(start + ENCODED_AT_ONCE, task.cohort.size))
+        changes = (left[places.start : places.stop, None, None] - 1) * item
+        for change, c in zip(changes, places, strict=True):
+            rows = slice(store.out_at[c], store.out_at[c] + store.out_count[c])
+            change[store.out_items[rows]] = store.sent[rows] - item[store.out_items[rows]]
+        flat = {"item": torch.from_numpy(changes.reshape(-1, item.shape[1]))}
+        before = {"item": torch.from_numpy(np.tile(item, (len(places), 1)))}
+        owners = {"item": torch.arange(len(places)).repeat_interleave(n_items)}
+        members = task.data.number(task.cohort[places.start : places.stop])
+        items = np.tile(np.arange(n_items, dtype=np.int32), len(places))
+        more, count = summed(algorithm, Parcel(flat, before, owners, members, task.ctx), items, n_items, {})
+        total += more["item"]
+        numbers += count
+    return {"item": total}, numbers
 
 
 def answers(algorithm: Algorithm, data: TrainingSet) -> bool:
@@ -206,4 +235,5 @@ def _store(algorithm: Algorithm, task: Task, name: str) -> Store:
         out_items=np.empty(out_at[-1], np.int32),
         out_rows=np.empty((out_at[-1], dim), np.float32),
         out_count=np.zeros(cohort.size, np.int64),
+        sent=np.empty((out_at[-1] if algorithm.upload.stack else 0, dim), np.float32),
     )

@@ -11,6 +11,7 @@ client's own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -184,23 +185,28 @@ def finish(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[Sum, Held]
 
 
 def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str, Any], int]:
-    """Sums of what is sent, and how many numbers of item tables are not zero."""
-    upload, owners = algorithm.upload, {n: block.owners[s.axis] for n, s in algorithm.specs.items()}
+    """Sums of what a block sends, and how many numbers of item tables are not zero."""
+    owners = {n: block.owners[algorithm.specs[n].axis] for n in algorithm.sent}
     changes = {n: block.gradients.get(n, block.params[n] - block.before[n]) for n in algorithm.sent}
-    if upload.stack:
-        own = {n: block.before[n] for n in algorithm.sent}
-        parcel = Parcel(changes, own, {n: owners[n] for n in algorithm.sent}, block.examples.numbers, ctx)
-        changes = dict(upload.encode(parcel))
-    totals, numbers = {}, 0
-    for name, change in changes.items():
-        spec = algorithm.specs[name]
+    before = {n: block.before[n] for n in algorithm.sent}
+    parcel = Parcel(changes, before, owners, block.examples.numbers, ctx)
+    return summed(algorithm, parcel, block.place.touched.values, block.place.n_items, block.shrunk)
+
+
+def summed(
+    algorithm: Algorithm, parcel: Parcel, items: Array, n_items: int, shrunk: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], int]:
+    """Encode what some clients send and add it up; `items` are those of the rows of item tables."""
+    upload, totals, numbers = algorithm.upload, {}, 0
+    for name, change in upload.encode(parcel).items():
+        spec, before = algorithm.specs[name], parcel.before[name]
         item = spec.axis is Axis.ITEM
         if item and upload.support == "nonzero":
-            numbers += int(((change + block.before[name]) if upload.kind == "value" else change).count_nonzero())
+            numbers += int(((change + before) if upload.kind == "value" else change).count_nonzero())
         if name in algorithm.spread:
-            change = change - (block.shrunk[name] - 1)[owners[name]][:, None] * block.before[name]
-        rows = block.place.touched.values if item else np.zeros(change.shape[0], dtype=np.int32)
-        total = np.zeros((block.place.n_items if item else 1, *upload.shape(spec)), dtype=np.int64)
+            change = change - (shrunk[name] - 1)[parcel.owners[name]][:, None] * before
+        rows = items if item else np.zeros(change.shape[0], dtype=np.int32)
+        total = np.zeros((n_items if item else 1, *upload.shape(spec)), dtype=np.int64)
         add_rows(total, rows, change.numpy())
         totals[name] = total if item else total[0]
     return totals, numbers
