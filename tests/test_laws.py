@@ -18,6 +18,7 @@ from fedmosaic.models.ncf import NCF
 from fedmosaic.objective import bce
 from fedmosaic.personalise.dual import dual
 from fedmosaic.ragged import Ragged
+from fedmosaic.runtime.answer import DeviceScorer
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.server import Server
 from fedmosaic.testing import (
@@ -86,6 +87,25 @@ def test_chunks_and_workers(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_privacy_law(name: str) -> None:
     check_privacy(small(name))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_ranking_of_everything_scores_each_pair_as_if_it_were_asked_alone(name: str) -> None:
+    """Shortcuts for whole catalogues (rows that all users read are there once, compiled sums) change nothing."""
+    data, federation = toy_training_set(), small(name, participation=0.6)
+    state, _ = run_rounds(federation, data, rounds=3)
+    scorer = federation.scorer(data, state)
+    assert isinstance(scorer, DeviceScorer)
+    whole = scorer.scores(np.arange(data.n_users))
+    if federation.algorithm.keeps:  # pairs answer with the newest state, rankings with tuned copies
+        alone = np.concatenate([scorer.scores(np.array([u])) for u in range(data.n_users)])
+    else:
+        rng = np.random.default_rng(0)
+        order = rng.permuted(np.tile(np.arange(data.n_items, dtype=np.int32), (data.n_users, 1)), axis=1)
+        asked = Ragged(order.ravel(), np.arange(data.n_users + 1) * data.n_items)
+        alone = np.empty_like(whole)
+        np.put_along_axis(alone, order.astype(np.int64), scorer.pairs(asked).reshape(order.shape), axis=1)
+    np.testing.assert_allclose(whole, alone, rtol=1e-5, atol=1e-6)
 
 
 LEARN: dict[str, dict[str, Any]] = {
