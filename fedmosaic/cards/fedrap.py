@@ -27,8 +27,8 @@ PUBLISHED = {
 REASONS = {
     "ml-100k": "the curve of the same run passes HR 97.1 at round 38 and NDCG 87.8 at round 50 of 100: the paper "
     "trained for less",
-    "lastfm-2k": "the curve of the same run passes HR 23.3 (validation) at round 83 of 100 and goes on rising: the paper "
-    "trained for less",
+    "lastfm-2k": "the curve of the same run passes HR 23.3 (validation) at round 83 of 100 and goes on rising: the "
+    "paper trained for less",
     "amazon-video-10": "settings for Video are not known and ML-100K's stand in: `preset=retuned`, found on ML-100K, "
     "alone gives 40",
 }
