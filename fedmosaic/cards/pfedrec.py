@@ -15,7 +15,7 @@ SETTINGS: dict[str, dict[str, Any]] = {"lastfm-2k-tags": {"straddle": True}}  # 
 LOWER: dict[str, dict[str, dict[str, Any]]] = {
     "amazon-video": {"fedncf": {"item_factor": 8.0}, "fedncf-dual": {"item_factor": 2.0, "rounds": 60}},
     "lastfm-2k-tags": {
-        "fedncf": {"item_factor": 2.0, "user_rate": 10.0},
+        "fedncf": {"item_factor": 0.25, "user_rate": 10.0},
         "fedncf-dual": {"item_factor": 0.5, "rounds": 60},
     },
 }
