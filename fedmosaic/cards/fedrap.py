@@ -136,7 +136,6 @@ CARDS = (
         "FedRAP: Gaussian noise on what is sent",
         tuple(_noise()),
         "Clipped at 0.1, noise multiplier 1 on every client's upload, as recalled from the paper; the mean of the "
-        "uploads is what the server keeps. Only on ML-100K: with clipping every client sends its whole table, which "
-        "takes a minute a round on the larger catalogues.",
+        "uploads is what the server keeps. Only on ML-100K.",
     ),
 )
