@@ -70,6 +70,10 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds where runs are cheap.")] = 3,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write Markdown there, figures beside it.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="File of records: what stands there is not run again, what is finished is added."),
+    ] = None,
     gather: Annotated[bool, typer.Option("--gather", help="Run nothing: write down what is finished.")] = False,
     workers: Workers = None,
     data_dir: DataDir = None,
@@ -80,10 +84,11 @@ def reproduce(
     from fedmosaic.cards import book
     from fedmosaic.cards.card import Results, card_table, find
     from fedmosaic.cards.shelf import CARDS
+    from fedmosaic.ledger import Ledger
     from fedmosaic.report.progress import study_progress
 
     cards = find(card, CARDS)
-    results = Results(runs, 1 if quick else seeds, quick, data_dir)
+    results = Results(runs, 1 if quick else seeds, quick, data_dir, Ledger.read(ledger))
     failed = []
     if not gather:
         for name in dict.fromkeys(c.data for one in cards for c in one.chosen(quick)):

@@ -114,6 +114,11 @@ class RunFolder:
         return (self.place / "summary.json").is_file()
 
     @property
+    def trained(self) -> bool:
+        """Whether the run is finished and its selected state is still there."""
+        return self.finished and (self.place / "checkpoint" / "best.safetensors").is_file()
+
+    @property
     def started(self) -> bool:
         """Whether there are settings to continue with."""
         return (self.place / "config.toml").is_file()

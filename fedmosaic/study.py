@@ -23,6 +23,7 @@ from fedmosaic import run as runs
 from fedmosaic.config import Settings
 from fedmosaic.errors import FedmosaicError
 from fedmosaic.folder import RunFolder
+from fedmosaic.ledger import Ledger, Record
 from fedmosaic.runtime.threads import use_threads
 from fedmosaic.store import locked
 
@@ -93,17 +94,21 @@ def run_study(
     data_dir: Where = None,
     largest: int | None = None,
     keep: Collection[str] = (),
+    ledger: Ledger | None = None,
     tell: Tell | None = None,
 ) -> Progress:
     """Run what is not finished yet on this data, `workers` at a time.
 
-    Trained states of over `largest` bytes are dropped, but for the settings whose key is in `keep`.
+    Trained states of over `largest` bytes are dropped, but for the settings whose key is in `keep`. What stands in the
+    ledger is not run, unless its state is to be kept and is not there; what is finished is added to it.
     """
     Path(parent).mkdir(parents=True, exist_ok=True)
     every = cells(settings, parent)
     with locked(Path(parent), "study"):
-        known: dict[str, str] = {}
-        waiting = [c for c in every if not _current(c, data_dir, known)]
+        ledger = ledger or Ledger()
+        look = _Look(data_dir, keep, ledger)
+        waiting = [c for c in every if not look.done(c)]
+        ledger.add(*(Record.of(RunFolder(c.place)) for c in every if RunFolder(c.place).finished and c not in waiting))
         progress = Progress(len(every), skipped=len(every) - len(waiting))
         count = max(1, min(workers or os.cpu_count() or 1, max(len(waiting), 1)))
         threads = max(1, (os.cpu_count() or 1) // count)
@@ -119,6 +124,8 @@ def run_study(
                 for entry in [e for e in active if not e[1].is_alive()]:
                     active.remove(entry)
                     _collect(progress, *entry)
+                    if RunFolder(entry[0].place).finished:
+                        ledger.add(Record.of(RunFolder(entry[0].place)))
         finally:
             for _, process, _ in active:
                 process.terminate()
@@ -127,18 +134,31 @@ def run_study(
     return progress
 
 
-def _current(cell: Cell, data_dir: Where, known: dict[str, str]) -> bool:
-    """Whether a cell is finished, and on the data that its settings name today (`known`: digests met so far)."""
-    folder = RunFolder(cell.place)
-    if not folder.finished:
-        return False
-    source = json.dumps(cell.settings.model_dump(include=set(DATA_SETTINGS)), sort_keys=True)
-    if source not in known:
-        try:
-            known[source] = cell.settings.load_data(data_dir).digest()
-        except FedmosaicError:  # what was done stays done where its data cannot be had any more
-            known[source] = ""
-    return known[source] in ("", folder.data)
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """Tells which cells are done already; digests of data sets are taken once."""
+
+    data_dir: Where
+    keep: Collection[str]
+    ledger: Ledger
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def done(self, cell: Cell) -> bool:
+        """Whether a cell is finished, and on the data that its settings name today."""
+        folder, record = RunFolder(cell.place), self.ledger.records.get(cell.settings.key())
+        if cell.settings.key() in self.keep:
+            return folder.trained and self._digest(cell) in ("", folder.data)
+        data = folder.data if folder.finished else record.data if record is not None else None
+        return data is not None and self._digest(cell) in ("", data)
+
+    def _digest(self, cell: Cell) -> str:
+        source = json.dumps(cell.settings.model_dump(include=set(DATA_SETTINGS)), sort_keys=True)
+        if source not in self.digests:
+            try:
+                self.digests[source] = cell.settings.load_data(self.data_dir).digest()
+            except FedmosaicError:  # what was done stays done where its data cannot be had any more
+                self.digests[source] = ""
+        return self.digests[source]
 
 
 def _report(progress: Progress, running: list[Cell], tell: Tell | None) -> None:

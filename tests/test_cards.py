@@ -118,7 +118,7 @@ def test_verdicts_follow_the_rule(shelf: tuple[dict[str, Card], Results]) -> Non
 def test_estimates_are_means_over_seeds(shelf: tuple[dict[str, Card], Results]) -> None:
     cards, results = shelf
     claim = cards["learning"].claims[0]
-    values = [100 * s["test"]["sampled"]["hr@10"] for s in results.summaries(claim, "strict")]
+    values = [100 * r.summary["test"]["sampled"]["hr@10"] for r in results.records(claim, "strict")]
     found = results.estimate(claim, "strict")
     assert found is not None
     assert found.seeds == len(values) == 2

@@ -23,7 +23,7 @@ FLOORS = [
     {"zoo", "testing"},
     {"config", "recommender"},
     {"folder"},
-    {"run"},
+    {"run", "ledger"},
     {"study", "together", "deploy"},
     {"comparison", "tune", "trackers"},
     {"report"},

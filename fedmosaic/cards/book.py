@@ -9,7 +9,6 @@ from typing import Any
 
 from fedmosaic.cards.card import NAMES, Card, Results, Verdict, card_table, verdicts
 from fedmosaic.errors import FedmosaicError
-from fedmosaic.store import read_json
 from fedmosaic.study import Progress, Tell, run_study
 
 LARGEST_STATE = 100 << 20  # bytes; figures need some states, none of the large ones
@@ -23,7 +22,14 @@ def run_cards(
     planned.sort(key=lambda s: s.seed)
     keep = {s.key() for card in cards if card.states for s in card.plan(results.seeds, results.quick)}
     return run_study(
-        planned, results.parent, workers=workers, data_dir=results.data_dir, largest=LARGEST_STATE, keep=keep, tell=tell
+        planned,
+        results.parent,
+        workers=workers,
+        data_dir=results.data_dir,
+        largest=LARGEST_STATE,
+        keep=keep,
+        ledger=results.ledger,
+        tell=tell,
     )
 
 
@@ -37,6 +43,8 @@ def section(card: Card, results: Results, folder: Path, link: str) -> str:
     try:
         drawn = [] if card.draw is None else card.draw(card, results, folder)
         parts += [f"![{f.caption}]({link}/{f.name}.png)\n\n*{f.caption}*" for f in drawn]
+        if card.states and not drawn:
+            parts.append("(The figure looks into trained states, and none is here: run the card.)")
     except FedmosaicError as error:
         parts.append(f"(The figure could not be drawn: {error}.)")
     return "\n\n".join(parts)
@@ -49,7 +57,7 @@ def write_book(cards: Sequence[Card], results: Results, place: Path, command: st
     judged = [v for card in cards for v in verdicts(card, results)]
     head = [
         "# Results: published tables and figures, run again",
-        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d} from runs made with {_versions(cards, results)}. "
+        f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d} from runs made on {_versions(cards, results)}. "
         "Values are test HR@10 / NDCG@10 in percent, 1 + 99 candidates, mean ± standard deviation over seeds; the "
         "column beside has the ranking of all unseen items. `legacy` is the papers' negative pool, which spares "
         "the held-out items ([leak.md](leak.md)); `strict` is what holds in real life. Chance is 10.00 / 4.54.",
@@ -63,14 +71,13 @@ def write_book(cards: Sequence[Card], results: Results, place: Path, command: st
 
 
 def _versions(cards: Sequence[Card], results: Results) -> str:
-    """Python and packages of the runs themselves; several, where they were made at different times."""
-    found = set()
+    """Days, Python and packages of the runs themselves; several, where they were made at different times."""
+    days: dict[str, set[str]] = {}
     for card in cards:
-        for place in (p for c in card.chosen(results.quick) for pool in card.pools for p in results.places(c, pool)):
-            made = read_json(place / "env.json")
-            packages = [f"{name} {made['packages'][name]}" for name in ("fedmosaic", "numpy", "torch")]
-            found.add(", ".join([f"Python {made['python']}", *packages]))
-    return "; ".join(sorted(found)) or "nothing yet"
+        for record in (r for c in card.chosen(results.quick) for pool in card.pools for r in results.records(c, pool)):
+            days.setdefault(record.versions, set()).add(record.made["date"])
+    found = [f"{' to '.join(dict.fromkeys((min(d), max(d))))} with {versions}" for versions, d in sorted(days.items())]
+    return "; ".join(found) or "nothing yet"
 
 
 def _judgement(judged: Sequence[Verdict]) -> list[str]:

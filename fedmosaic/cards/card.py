@@ -21,8 +21,9 @@ from fedmosaic import zoo
 from fedmosaic.config import Settings
 from fedmosaic.errors import UnknownNameError
 from fedmosaic.folder import RunFolder
+from fedmosaic.ledger import Ledger, Record
 from fedmosaic.report.tables import Table
-from fedmosaic.study import cells
+from fedmosaic.study import Cell, cells
 
 POINTS = 1.5
 METRICS = ("hr@10", "ndcg@10")
@@ -120,25 +121,36 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The finished runs of a book of cards."""
+    """The finished runs of a book of cards, in run folders or in a ledger."""
 
     parent: Path
     seeds: int
     quick: bool
     data_dir: Path | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    seen: dict[Path, Record] = field(default_factory=dict, repr=False)  # folders are read once
 
-    def places(self, claim: Claim, pool: str) -> list[Path]:
-        """Finished run folders of a claim, by seed."""
+    def records(self, claim: Claim, pool: str) -> list[Record]:
+        """What the finished runs of a claim found, by seed."""
+        found = []
+        for cell in self._cells(claim, pool):
+            if cell.place not in self.seen and RunFolder(cell.place).finished:
+                self.seen[cell.place] = Record.of(RunFolder(cell.place))
+            record = self.seen.get(cell.place) or self.ledger.records.get(cell.settings.key())
+            found += [record] if record is not None else []
+        return found
+
+    def states(self, claim: Claim, pool: str) -> list[Path]:
+        """Run folders of a claim that hold a trained state, by seed."""
+        return [c.place for c in self._cells(claim, pool) if RunFolder(c.place).trained]
+
+    def _cells(self, claim: Claim, pool: str) -> list[Cell]:
         wanted = [claim.settings(pool, seed, self.quick) for seed in range(claim.seeds or self.seeds)]
-        return [c.place for c in cells(wanted, self.parent) if RunFolder(c.place).finished]
-
-    def summaries(self, claim: Claim, pool: str) -> list[dict[str, Any]]:
-        """What those runs found."""
-        return [RunFolder(p).summary() for p in self.places(claim, pool)]
+        return cells(wanted, self.parent)
 
     def estimate(self, claim: Claim, pool: str, protocol: str = "sampled") -> Estimate | None:
         """Test metrics over seeds; none where nothing is finished."""
-        found = [[100 * s["test"][protocol][m] for m in METRICS] for s in self.summaries(claim, pool)]
+        found = [[100 * r.summary["test"][protocol][m] for m in METRICS] for r in self.records(claim, pool)]
         if not found:
             return None
         (hr, ndcg), values = np.mean(found, axis=0), np.array(found)

@@ -6,22 +6,22 @@ import re
 from pathlib import Path
 
 from fedmosaic.cards.card import NAMES, Card, Figure, Results
-from fedmosaic.folder import RunFolder
+from fedmosaic.ledger import Record
 from fedmosaic.report import figures
 from fedmosaic.report.curves import HR, validation_curve
 
 
-def _runs(card: Card, results: Results, pool: str) -> dict[str, Path]:
+def _runs(card: Card, results: Results, pool: str) -> dict[str, Record]:
     """The first finished run of each row."""
-    places = {c.row: results.places(c, pool) for c in card.chosen(results.quick)}
-    return {row: found[0] for row, found in places.items() if found}
+    records = {c.row: results.records(c, pool) for c in card.chosen(results.quick)}
+    return {row: found[0] for row, found in records.items() if found}
 
 
 def draw_learning(card: Card, results: Results, folder: Path) -> list[Figure]:
     """Validation HR@10 over rounds, a panel per pool."""
     panels = {}
     for pool in card.pools:
-        lines = {row: validation_curve(place) for row, place in _runs(card, results, pool).items()}
+        lines = {row: validation_curve(record) for row, record in _runs(card, results, pool).items()}
         panels[f"pool {pool}"] = {row: (c.rounds, c.values) for row, c in lines.items()}
     if not any(panels.values()):
         return []
@@ -33,7 +33,7 @@ def draw_convergence(card: Card, results: Results, folder: Path) -> list[Figure]
     """The same against rounds, seconds and bytes, under each pool."""
     drawn = []
     for pool in card.pools:
-        lines = {row: validation_curve(place) for row, place in _runs(card, results, pool).items()}
+        lines = {row: validation_curve(record) for row, record in _runs(card, results, pool).items()}
         if not lines:
             continue
         panels = {
@@ -50,12 +50,11 @@ def draw_convergence(card: Card, results: Results, folder: Path) -> list[Figure]
 def draw_sparsity(card: Card, results: Results, folder: Path) -> list[Figure]:
     """Share of numbers that are as good as zero, and bytes sent, by row."""
     groups = {}
-    for claim in card.chosen(results.quick):
-        found = results.summaries(claim, card.pools[0])
-        if found:
-            last = RunFolder(results.places(claim, card.pools[0])[0]).metrics()[-1]
-            zeros = 100 * found[0]["table"]["zeros"]
-            groups[claim.row] = {"zeros, percent": zeros, "kilobytes sent, last round": last["bytes_up"] / 1e3}
+    for row, record in _runs(card, results, card.pools[0]).items():
+        last = record.curve["bytes_up"][-1]
+        assert last is not None
+        zeros = 100 * record.summary["table"]["zeros"]
+        groups[row] = {"zeros, percent": zeros, "kilobytes sent, last round": last / 1e3}
     if not groups:
         return []
     figures.save(figures.bars(groups, "percent, or kilobytes"), folder, card.name)

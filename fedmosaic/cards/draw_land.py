@@ -22,7 +22,7 @@ def draw_landscapes(card: Card, results: Results, folder: Path) -> list[Figure]:
     for recipe in RECIPES[:1] if results.quick else RECIPES:
         surfaces, words = {}, []
         for claim in card.chosen(results.quick):
-            for place in results.places(claim, pool)[:1]:
+            for place in results.states(claim, pool)[:1]:
                 model = RunFolder(place).recommender()
                 points = 5 if results.quick else POINTS[recipe]
                 seen = look(model.method_, model.training_, model.state_, RADIUS[recipe], points, recipe, 0)

@@ -55,7 +55,7 @@ def draw_tsne(card: Card, results: Results, folder: Path) -> list[Figure]:
     for pool in card.pools:
         panels = {}
         for claim in card.chosen(results.quick):
-            for place in results.places(claim, pool)[:1]:
+            for place in results.states(claim, pool)[:1]:
                 model = RunFolder(place).recommender()
                 user = somebody(model)
                 panels[claim.row] = (tsne(_rows(model, user)), _group(model, user))
@@ -71,7 +71,7 @@ def draw_additive_tsne(card: Card, results: Results, folder: Path) -> list[Figur
     drawn = []
     (claim,) = card.claims
     for pool in card.pools:
-        for place in results.places(claim, pool)[:1]:
+        for place in results.states(claim, pool)[:1]:
             model = RunFolder(place).recommender()
             user = somebody(model)
             common, both = np.asarray(model.method_.vectors(model.state_)), _rows(model, user)
@@ -88,7 +88,7 @@ def draw_inference(card: Card, results: Results, folder: Path) -> list[Figure]:
     groups = {}
     (claim,) = card.claims
     for pool in card.pools:
-        for place in results.places(claim, pool)[:1]:
+        for place in results.states(claim, pool)[:1]:
             groups[f"pool {pool}"] = inference(RunFolder(place), results.data_dir)
     if not groups:
         return []

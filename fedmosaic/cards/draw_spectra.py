@@ -22,7 +22,7 @@ def draw_spectra(card: Card, results: Results, folder: Path) -> list[Figure]:
     for pool in card.pools:
         tables, words = {}, []
         for claim in card.chosen(results.quick):
-            for place in results.places(claim, pool)[:1]:
+            for place in results.states(claim, pool)[:1]:
                 model = RunFolder(place).recommender()
                 table = np.asarray(model.method_.vectors(model.state_))
                 tables[claim.row] = singular_values(table).tolist()

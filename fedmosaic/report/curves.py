@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedmosaic.folder import RunFolder
+from fedmosaic.ledger import Record
 
 HR = "HR@10, drawn (%)"
 
@@ -21,15 +20,10 @@ class Curve(NamedTuple):
     megabytes: list[float]  # sent so far, per client
 
 
-def validation_curve(place: Path) -> Curve:
+def validation_curve(record: Record) -> Curve:
     """The evaluated rounds of a run; empty where nothing was held out for validation."""
-    lines = RunFolder(place).metrics()
-    seconds = np.cumsum([line["seconds"] for line in lines])
-    sent = np.cumsum([line["bytes_up"] for line in lines]) / 1e6
-    at = [i for i, line in enumerate(lines) if "validation" in line]
-    return Curve(
-        [float(lines[i]["round"]) for i in at],
-        [100 * lines[i]["validation"]["sampled"]["hr@10"] for i in at],
-        [float(seconds[i]) for i in at],
-        [float(sent[i]) for i in at],
-    )
+    columns = {name: np.array(values, dtype=np.float64) for name, values in record.curve.items()}
+    at = np.flatnonzero(~np.isnan(columns["validation"]))
+    seconds, sent = np.cumsum(columns["seconds"]), np.cumsum(columns["bytes_up"]) / 1e6
+    found = (at + 1.0, 100 * columns["validation"][at], seconds[at], sent[at])
+    return Curve(*(values.tolist() for values in found))

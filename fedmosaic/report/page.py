@@ -16,6 +16,7 @@ import numpy as np
 from fedmosaic.config import Settings
 from fedmosaic.errors import RunError, SettingsError
 from fedmosaic.folder import RunFolder, environment
+from fedmosaic.ledger import Record
 from fedmosaic.recommender import FederatedRecommender
 from fedmosaic.report import figures
 from fedmosaic.report.curves import HR, validation_curve
@@ -194,7 +195,7 @@ def _figure(name: str, figure: Any, caption: str) -> dict[str, str]:
 
 
 def _curves(runs: Sequence[_Run]) -> list[dict[str, str]]:
-    lines = {run.name: validation_curve(run.folder.place) for run in runs}
+    lines = {run.name: validation_curve(Record.of(run.folder)) for run in runs}
     lines = {name: line for name, line in lines.items() if len(line.rounds) > 1}
     if not lines:
         return []

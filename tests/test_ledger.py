@@ -1,0 +1,106 @@
+"""The ledger: a record says what its folder said, a study does not repeat it, a book can be written from it alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmosaic.cards import book
+from fedmosaic.cards.card import NAMES, Card, Claim, Results, card_table
+from fedmosaic.cards.draw_curves import draw_learning
+from fedmosaic.cards.draw_rows import draw_tsne
+from fedmosaic.config import Settings
+from fedmosaic.errors import RunError
+from fedmosaic.folder import RunFolder
+from fedmosaic.ledger import Ledger, Record
+from fedmosaic.report.curves import validation_curve
+from fedmosaic.study import run_study
+
+TOY: dict[str, Any] = {"users": 50, "items": 40, "per_user": 8, "dim": 4, "rounds": 3, "item_rate": 2.0}
+TWO = [Settings.make("fedmf", "synthetic", {**TOY, "seed": seed}) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two finished runs and the ledger that was kept of them."""
+    parent = tmp_path_factory.mktemp("runs")
+    path = parent / "kept" / "ledger.jsonl"
+    assert run_study(TWO, parent, ledger=Ledger.read(path)).failed == []
+    return parent, path
+
+
+def test_a_record_says_what_its_folder_said(made: tuple[Path, Path]) -> None:
+    parent, path = made
+    ledger = Ledger.read(path)
+    assert set(ledger.records) == {s.key() for s in TWO}
+    for record in ledger.records.values():
+        folder = RunFolder(parent / record.name)
+        assert record == Record.of(folder), "a record does not survive its file"
+        summary, lines = folder.summary(), folder.metrics()
+        assert record.data == folder.data
+        for protocol in ("sampled", "full"):
+            for metric in ("hr@10", "ndcg@10"):
+                value = record.summary["test"][protocol][metric]
+                assert value == pytest.approx(summary["test"][protocol][metric], rel=1e-5)
+        curve = validation_curve(record)
+        assert curve.rounds == [line["round"] for line in lines]
+        assert curve.values == pytest.approx([100 * line["validation"]["sampled"]["hr@10"] for line in lines], rel=1e-5)
+        assert curve.megabytes[-1] == pytest.approx(sum(line["bytes_up"] for line in lines) / 1e6, rel=1e-5)
+
+
+def test_a_study_does_not_repeat_what_stands_in_it(made: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(made[1].read_bytes())
+    again = run_study(TWO, tmp_path, ledger=Ledger.read(path))
+    assert (again.skipped, again.finished) == (2, [])
+    with_states = run_study(TWO, tmp_path, ledger=Ledger.read(path), keep={TWO[0].key()})
+    assert [c.settings for c in with_states.finished] == [TWO[0]], "a state that is to be kept is not there"
+    assert (
+        Ledger.read(path).records[TWO[0].key()].summary["test"]
+        == Record.of(RunFolder(with_states.finished[0].place)).summary["test"]
+    ), "the same settings end in other numbers"
+    assert run_study(TWO, tmp_path, ledger=Ledger.read(path), keep={TWO[0].key()}).finished == []
+
+
+def test_a_record_of_other_data_is_not_taken_for_this(made: tuple[Path, Path], tmp_path: Path) -> None:
+    _, path = made
+    stale = Ledger(None, {k: replace(r, data="0" * 16) for k, r in Ledger.read(path).records.items()})
+    assert run_study(TWO[:1], tmp_path, ledger=stale).skipped == 0
+
+
+def test_folders_that_were_there_before_are_added(made: tuple[Path, Path], tmp_path: Path) -> None:
+    parent, path = made
+    later = tmp_path / "later.jsonl"
+    assert run_study(TWO, parent, ledger=Ledger.read(later)).skipped == 2
+    assert later.read_bytes() == path.read_bytes()
+
+
+def test_a_book_is_written_from_the_ledger_alone(
+    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, path = made
+    monkeypatch.setitem(NAMES, "synthetic", "a shop")
+    claim = Claim("FedMF", "synthetic", "fedmf", {**TOY, "ties": "hash"}, paper=(50.0, None))
+    curves = Card("curves", "a paper", "curves", (claim,), "words", pools=("strict",), draw=draw_learning)
+    rows = replace(curves, name="rows", draw=draw_tsne, states=True)
+    near, far = Results(parent, 2, False), Results(tmp_path / "nothing", 2, False, ledger=Ledger.read(path))
+    assert card_table(curves, far) == card_table(curves, near)
+    assert card_table(curves, far).rows[0][-2] == "2"
+    book.write_book([curves, rows], far, tmp_path / "results.md", "fedmosaic reproduce")
+    text = (tmp_path / "results.md").read_text()
+    assert (tmp_path / "figures" / "curves.png").is_file()
+    assert "none is here: run the card" in text
+    assert "of 1 published numbers match" in text
+
+
+def test_damage_is_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"name": "half a rec\n')
+    with pytest.raises(RunError, match=r"ledger\.jsonl, line 1: not a record of a run"):
+        Ledger.read(path)
+    path.write_text('{"name": "one", "shoe_size": 43}\n')
+    with pytest.raises(RunError, match="line 1"):
+        Ledger.read(path)
