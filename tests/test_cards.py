@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic.cards import book
-from fedmosaic.cards.card import NAMES, Card, Claim, Results, card_table, find, verdicts
+from fedmosaic.cards.card import NAMES, Card, Claim, Reason, Results, card_table, find, verdicts
 from fedmosaic.cards.draw_curves import draw_convergence, draw_learning, draw_sensitivity, draw_sparsity
 from fedmosaic.cards.draw_land import draw_landscapes
 from fedmosaic.cards.draw_rows import draw_additive_tsne, draw_inference, draw_tsne
@@ -128,15 +128,44 @@ def test_estimates_are_means_over_seeds(shelf: tuple[dict[str, Card], Results]) 
 
 def test_a_book_says_what_it_rests_on(shelf: tuple[dict[str, Card], Results], tmp_path: Path) -> None:
     cards, results = shelf
-    claims = (replace(cards["learning"].claims[0], data="synthetic", paper=(99.0, None), reason="as tested"),)
+    claims = (
+        replace(
+            cards["learning"].claims[0], data="synthetic", paper=(99.0, None), reason=Reason("as tested", {"dim": 3})
+        ),
+    )
     place = tmp_path / "docs" / "results.md"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(NAMES, "synthetic", "a shop")
         book.write_book([replace(cards["learning"], claims=claims)], results, place, "fedmosaic reproduce learning")
     text = place.read_text()
-    for words in ("`fedmosaic reproduce learning`", "0 of 1 published numbers match", "(as tested)", "torch", "Chance"):
+    for words in (
+        "`fedmosaic reproduce learning`",
+        "0 of 1 published numbers match",
+        "(as tested: `dim=3` was not run)",
+        "torch",
+        "Chance",
+    ):
         assert words in text
     assert (place.parent / "figures" / "learning.png").is_file()
+
+
+def test_reasons_are_shown_by_runs(shelf: tuple[dict[str, Card], Results]) -> None:
+    cards, results = shelf
+    wide, narrow = cards["sensitivity"].claims[1], cards["sensitivity"].claims[0]
+    reason = Reason("the width", {"dim": 2})
+    claim = replace(wide, reason=reason)
+    card = replace(cards["sensitivity"], claims=(claim,))
+    assert narrow.settings("legacy", 0, False) in card.plan(2, False), "the run that tests a reason is not planned"
+    assert narrow.settings("legacy", 0, False) not in card.plan(2, True)
+    found = results.estimate(replace(narrow, seeds=1), "legacy")
+    assert found is not None
+    assert reason.text(claim, "legacy", results) == f"the width: `dim=2` gives {found.text()}"
+    curve = Reason("less training", curve=True)
+    values = [100 * (v or 0) for v in results.records(wide, "legacy")[0].curve["validation"]]
+    reached = replace(wide, paper=(max(values), None), reason=curve)
+    expected = f"passes {max(values):.1f} in round {values.index(max(values)) + 1} of {len(values)}"
+    assert expected in curve.text(reached, "legacy", results)
+    assert "stays below" in curve.text(replace(reached, paper=(100.1, None)), "legacy", results)
 
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def write_book(cards: Sequence[Card], results: Results, place: Path, command: st
         "the held-out items ([leak.md](leak.md)); `strict` is what holds in real life. Chance is 10.00 / 4.54.",
         "A published number matches if ours lies within 1.5 points or two standard deviations (the paper's or ours, "
         "the larger) under the paper's pool.",
-        *(["A quick run: too few rounds to judge anything."] if results.quick else _judgement(judged)),
+        *(["A quick run: too few rounds to judge anything."] if results.quick else _judgement(judged, results)),
     ]
     body = [section(card, results, folder, link) for card in cards]
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -80,17 +81,19 @@ def _versions(cards: Sequence[Card], results: Results) -> str:
     return "; ".join(found) or "nothing yet"
 
 
-def _judgement(judged: Sequence[Verdict]) -> list[str]:
+def _judgement(judged: Sequence[Verdict], results: Results) -> list[str]:
     # tables repeat each other's rows: a run is judged once
-    distinct = {(v.claim.settings("legacy", 0, False).key(), v.metric, v.paper): v for v in judged}
+    distinct = {(v.claim.settings(v.pool, 0, False).key(), v.metric, v.paper): v for v in judged}
     if not distinct:
         return []
     wrong = [v for v in distinct.values() if not v.matches]
-    lines = [
-        f"- {v.claim.row}, {NAMES[v.claim.data]}, {v.metric}: paper {v.paper:.2f}, here {v.ours:.2f}"
-        + (f" ({v.claim.reason})" if v.claim.reason else "")
-        for v in wrong
-    ]
+    lines = []
+    for (row, data), cells in groupby(wrong, key=lambda v: (v.claim.row, v.claim.data)):
+        found = list(cells)
+        numbers = "; ".join(f"{v.metric}: paper {v.paper:.2f}, here {v.ours:.2f}" for v in found)
+        reason = found[0].claim.reason
+        why = "no reason tested" if reason is None else reason.text(found[0].claim, found[0].pool, results)
+        lines.append(f"- {row}, {NAMES[data]}: {numbers} ({why})")
     share = f"**{len(distinct) - len(wrong)} of {len(distinct)} published numbers match.**"
     return [share + (" Those that do not:" if wrong else ""), "\n".join(lines)]
 

@@ -11,7 +11,7 @@ one; only the former is compared with the paper.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,37 @@ NAMES = {
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Why a cell differs, with what shows it: the same run with other settings, or the learning curve of the run."""
+
+    words: str
+    tried: Mapping[str, Any] = field(default_factory=dict)  # other settings; paper's pool, seed 0
+    curve: bool = False  # say in which round validation passes the published HR
+
+    def text(self, claim: Claim, pool: str, results: Results) -> str:
+        """The words, and what the run found."""
+        if self.tried:
+            return f"{self.words}: {self._other(claim, pool, results)}"
+        return f"{self.words}: {self._passed(claim, pool, results)}" if self.curve else self.words
+
+    def _other(self, claim: Claim, pool: str, results: Results) -> str:
+        given = " ".join(f"{k}={v}" for k, v in self.tried.items())
+        found = results.estimate(claim.trial(), pool)
+        return f"`{given}` " + ("was not run" if found is None else f"gives {found.text()}")
+
+    def _passed(self, claim: Claim, pool: str, results: Results) -> str:
+        published = claim.paper[0]
+        assert published is not None
+        for record in results.records(claim, pool)[:1]:
+            hr = [100 * (value or 0) for value in record.curve["validation"]]
+            passed = [at for at, value in enumerate(hr, 1) if value >= published]
+            if passed:
+                return f"validation HR passes {published:.1f} in round {passed[0]} of {len(hr)}"
+            return f"validation HR stays below, {max(hr):.1f} at most"
+        return "not run"
+
+
+@dataclass(frozen=True)
 class Claim:
     """A row of a card: a run, and the HR@10 and NDCG@10 (percent) that the paper prints for it."""
 
@@ -53,7 +84,12 @@ class Claim:
     seeds: int | None = None  # at most so many: some runs are slow
     pools: tuple[str, ...] | None = None  # only these, where a run is very slow
     quick: int | None = None  # rounds in quick mode; 0 leaves the claim out
-    reason: str = ""  # why a cell that differs differs, as tested
+    reason: Reason | None = None  # why a cell that differs differs, as tested
+
+    def trial(self) -> Claim:
+        """The run that tests the reason."""
+        assert self.reason is not None
+        return replace(self, given={**self.given, **self.reason.tried}, seeds=1, reason=None)
 
     def settings(self, pool: str, seed: int, quick: bool) -> Settings:
         """The run that checks this claim."""
@@ -92,14 +128,17 @@ class Card:
         return [c for c in self.claims if not quick or (c.data in QUICK_DATA and c.quick != 0)]
 
     def plan(self, seeds: int, quick: bool) -> list[Settings]:
-        """Every run of this card."""
-        return [
+        """Every run of this card, those that test reasons last."""
+        chosen = self.chosen(quick)
+        rows = [
             claim.settings(pool, seed, quick)
             for seed in range(seeds)
-            for claim in self.chosen(quick)
+            for claim in chosen
             if seed < (claim.seeds or seeds)
             for pool in claim.pools or self.pools
         ]
+        tested = [c.trial() for c in chosen if c.reason is not None and c.reason.tried and not quick]
+        return rows + [trial.settings(self.pools[0], 0, quick) for trial in tested]
 
 
 @dataclass(frozen=True)
@@ -160,9 +199,10 @@ class Results:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One published number against ours."""
+    """One published number against ours, under the paper's pool."""
 
     claim: Claim
+    pool: str
     metric: str
     paper: float
     ours: float
@@ -185,7 +225,7 @@ def verdicts(card: Card, results: Results) -> list[Verdict]:
             published = claim.paper[i]
             if ours is not None and published is not None:
                 allowed = max(POINTS, 2 * claim.deviation[i], 2 * ours.deviation[i])
-                found.append(Verdict(claim, metric, published, ours.mean[i], allowed))
+                found.append(Verdict(claim, card.pools[0], metric, published, ours.mean[i], allowed))
     return found
 
 

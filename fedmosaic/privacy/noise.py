@@ -32,7 +32,10 @@ from fedmosaic.upload import SCALE, Parcel
 
 _mix = numba.njit(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN
-_S11 = np.uint64(11)
+_S32, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
+_PAIRS = 512  # pairs of places that are drawn together: their loops vectorise, and they stay in the cache
+_LARGEST = 24.0  # no draw of either kind is larger than this many scales
+_EXACT = float(1 << 52)  # whole numbers add exactly in float64 up to here
 
 
 @dataclass(frozen=True)
@@ -46,24 +49,73 @@ class AddedNoise:
         """Sum of the clients' noise, in place and in fixed point."""
         label = zlib.crc32(name.encode())
         key = keys.derive(seed=ctx.own_seed, purpose=keys.Purpose.NOISE, round=ctx.round, client=clients)
-        _add(total.reshape(-1), keys.fold(key, keys.words(label)), self.scale, self.kind == "laplace")
+        together = max(1, int(_EXACT / (_LARGEST * self.scale * SCALE)))  # clients whose draws add exactly
+        client_keys = keys.fold(key, keys.words(label))
+        _add(total.reshape(-1), client_keys, np.float32(self.scale), self.kind == "laplace", together)
 
 
 @numba.njit(parallel=True, cache=True)
-def _add(total: Any, client_keys: Any, scale: float, laplace: bool) -> None:
-    for i in numba.prange(total.size):
-        place = np.uint64(2 * i + 1)
-        value = np.int64(0)
+def _add(total: Any, client_keys: Any, scale: Any, laplace: bool, together: int) -> None:
+    """A 64-bit word per client and pair of places; its halves are the two draws. Every draw is rounded by itself."""
+    for block in numba.prange((total.size + 2 * _PAIRS - 1) // (2 * _PAIRS)):
+        words, sums = np.empty((2, _PAIRS), np.uint32), np.zeros((2, _PAIRS), np.float64)
+        number, draws = np.empty(_PAIRS, np.float32), np.empty((2, _PAIRS), np.float32)
         for c in range(client_keys.size):
-            u = np.float64(_mix(client_keys[c] + place * _GOLDEN) >> _S11) * (1.0 / (1 << 53))
+            state = client_keys[c] + np.uint64(block * _PAIRS) * _GOLDEN
+            for j in range(_PAIRS):
+                state += _GOLDEN
+                word = _mix(state)
+                words[0, j], words[1, j] = np.uint32(word >> _S32), np.uint32(word & _LOW)
             if laplace:
-                v = u - 0.5
-                draw = -np.sign(v) * np.log(1 - 2 * abs(v))
+                for side in range(2):
+                    _laplace(words[side], number, draws[side])
             else:
-                other = np.float64(_mix(client_keys[c] + (place + np.uint64(1)) * _GOLDEN) >> _S11) * (1.0 / (1 << 53))
-                draw = np.sqrt(-2 * np.log(1 - u)) * np.cos(2 * np.pi * other)
-            value += np.int64(np.floor(scale * draw * SCALE + 0.5))
-        total[i] += value
+                _gaussian(words, number, draws)
+            for side in range(2):
+                for j in range(_PAIRS):
+                    sums[side, j] += np.floor(np.float64(scale * draws[side, j]) * SCALE + 0.5)
+            if (c + 1) % together == 0 or c + 1 == client_keys.size:
+                for side in range(2):
+                    for j in range(min(_PAIRS, (total.size - side - 2 * block * _PAIRS + 1) // 2)):
+                        total[2 * (block * _PAIRS + j) + side] += np.int64(sums[side, j])
+                sums[:] = 0
+
+
+@numba.njit(cache=True)
+def _laplace(words: Any, number: Any, draws: Any) -> None:
+    """draw <- ± -log u, from 31 bits and one for the sign."""
+    for j in range(number.size):
+        number[j] = np.float32(np.int32(words[j] >> np.uint32(1))) + np.float32(1)
+    _minus_log(number, np.float32(31), draws)
+    for j in range(number.size):
+        draws[j] *= np.float32(np.int32(words[j] & np.uint32(1)) * 2 - 1)
+
+
+@numba.njit(cache=True)
+def _gaussian(words: Any, number: Any, draws: Any) -> None:
+    """draws <- sqrt(-2 log u) · (cos v, sin v) (Box & Muller 1958)."""
+    for j in range(number.size):
+        number[j] = np.float32(np.int32(words[0, j] >> np.uint32(1))) + np.float32(1)
+    _minus_log(number, np.float32(31), draws[0])
+    for j in range(number.size):
+        angle = np.float32(words[1, j]) * np.float32(2 * np.pi / (1 << 32))
+        radius = np.sqrt(np.float32(2) * draws[0, j])
+        draws[0, j], draws[1, j] = radius * np.cos(angle), radius * np.sin(angle)
+
+
+@numba.njit(cache=True, error_model="numpy", fastmath={"nnan"})  # checks for zero or NaN would not vectorise
+def _minus_log(number: Any, power: Any, result: Any) -> None:
+    """result <- -log(number / 2^power): the exponent is read off the bits, the rest is 2 atanh((m - 1) / (m + 1))."""
+    bits = number.view(np.int32)
+    for j in range(number.size):
+        result[j] = np.float32((bits[j] >> 23) - 127)
+        bits[j] = (bits[j] & np.int32(0x7FFFFF)) | np.int32(0x3F800000)  # the same number, in [1, 2)
+    for j in range(number.size):
+        s = (number[j] - np.float32(1.4142135)) / (number[j] + np.float32(1.4142135))  # |s| < 0.172
+        q = s * s
+        tail = q * (np.float32(1 / 3) + q * (np.float32(1 / 5) + q * (np.float32(1 / 7) + q * np.float32(1 / 9))))
+        whole = (power - result[j] - np.float32(0.5)) * np.float32(0.6931472)
+        result[j] = max(whole - np.float32(2) * (s + s * tail), np.float32(0))
 
 
 class OneSided:
