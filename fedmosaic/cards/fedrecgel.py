@@ -44,9 +44,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def _claim(row: str, data: str, shared: float, private: float, paper: tuple[float | None, float | None]) -> Claim:
-    film = data == "filmtrust-5"
+    cheap = data == "filmtrust-5" and paper == (None, None)
     given = {"rho_shared": shared, "rho_private": private, **SETTINGS[data]}
-    return Claim(row, data, "fedrecgel", given, paper, seeds=None if film else 1, quick=6, reason=CHOSEN)
+    return Claim(row, data, "fedrecgel", given, paper, seeds=None if cheap else 1, quick=6, reason=CHOSEN)
 
 
 def _numbers(text: str) -> list[float | None]:
