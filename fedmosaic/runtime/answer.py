@@ -30,6 +30,7 @@ from fedmosaic.training import State, TrainingSet
 from fedmosaic.tree import STORED, Axis, Role, first_table
 
 SCORES_PER_BLOCK = 50_000  # a layer's output stays below what is fetched from the system anew each time
+SCORES_PER_CALL = 8_000_000  # of a fused engine, which holds no layer's output for more than a batch
 Engine = Callable[[Algorithm, Task], Outcome]
 
 
@@ -147,6 +148,7 @@ class DeviceScorer:
     run: Engine
     data: TrainingSet
     state: State
+    fused: bool = False  # whether `run` is a fused engine
 
     def scores(self, users: I64) -> npt.NDArray[np.floating]:
         """Scores of the whole catalogue, [users, items]."""
@@ -155,7 +157,8 @@ class DeviceScorer:
             whole: Array = kernel_pair.whole_catalogue(self.algorithm, task)
             return whole
         result = np.empty((users.size, self.data.n_items), dtype=np.float32)
-        step = max(1, SCORES_PER_BLOCK // self.data.n_items)
+        worked = self.fused and (self.algorithm.keeps or self.algorithm.serve)
+        step = max(1, (SCORES_PER_CALL if worked else SCORES_PER_BLOCK) // self.data.n_items)
         everything = np.arange(self.data.n_items, dtype=np.int32)
         for at in range(0, users.size, step):
             part = users[at : at + step]

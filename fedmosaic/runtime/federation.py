@@ -148,7 +148,11 @@ class Federation:
         return self._scorer(self._arranged(data), state)
 
     def _scorer(self, data: TrainingSet, state: State) -> DeviceScorer:
-        return DeviceScorer(self.algorithm, self._run, data, state)
+        return DeviceScorer(self.algorithm, self._run, data, state, fused=not self._general(self.algorithm, data))
+
+    def _general(self, algorithm: Algorithm, data: TrainingSet) -> bool:
+        """Whether the general engine is used, by wish or because no fused one runs the algorithm."""
+        return self.engine in ("loop", "simulate") or bool(kernel.unfit(algorithm, data))
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """The shared item rows (for private tables: nothing is common, so nothing is similar)."""
@@ -176,14 +180,13 @@ class Federation:
             raise SettingsError(f"engine=kernel does not run this algorithm: {reason}. Use engine=auto or simulate")
         if self.engine == "loop":
             return loop.run_round(algorithm, task)
-        if self.engine == "simulate" or reason:
+        if self._general(algorithm, task.data):
             return simulate.run_round(algorithm, task)
         return kernel.run_round(algorithm, task)
 
     def _share(self, team: Team, task: Task) -> Outcome:
         """The round with others: in the groups this algorithm's engine works in."""
-        general = self.engine == "simulate" or (self.engine == "auto" and kernel.unfit(self.algorithm, task.data))
-        if general:
+        if self.engine != "loop" and self._general(self.algorithm, task.data):
             return team.round(simulate.run_round, list(simulate.chunks(self.algorithm, task)), self.algorithm, task)
         return team.round(lambda a, t, _: self._run(a, t), groups_of(task.cohort), self.algorithm, task)
 

@@ -23,20 +23,20 @@ from fedmosaic.local import SGD, Context, plain_slope, value_of
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.objective import bce
 from fedmosaic.ragged import Ragged
-from fedmosaic.runtime import kernel_pair
+from fedmosaic.runtime import kernel_net, kernel_pair
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.fused import EMPTY, FAST, GROUP, add, choose, dots, flush, load, meet, step
-from fedmosaic.runtime.kernel_common import client_keys, collected, put_back, shuffle_keys, user_side
+from fedmosaic.runtime.kernel_common import client_keys, collected, pass_tables, put_back, shuffle_keys, user_side
 from fedmosaic.training import TrainingSet
 from fedmosaic.tree import Role
-
-PARTS = ("all", "support", "query")
 
 
 def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
     """Why no fused engine can run an algorithm; empty if one can."""
     if kernel_pair.meant_for(algorithm):
         return kernel_pair.unfit(algorithm, data)
+    if kernel_net.meant_for(algorithm):
+        return kernel_net.unfit(algorithm, data)
     moves, user_side = algorithm.moves, ("user", "bias")
     checks = {
         "its model is not the linear scorer": not isinstance(algorithm.model, LinearScorer),
@@ -66,6 +66,8 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     """The cohort in one compiled call."""
     if kernel_pair.meant_for(algorithm):
         return kernel_pair.run_round(algorithm, task, workers)
+    if kernel_net.meant_for(algorithm):
+        return kernel_net.run_round(algorithm, task, workers)
     data, ctx, cohort = task.data, task.ctx, task.cohort
     item = np.ascontiguousarray(task.server["item"], dtype=np.float32)
     user, bias = user_side(algorithm, task)
@@ -85,14 +87,6 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     )  # fmt: skip
     upload = collected(totals, touched, losses, seen, healthy)
     return Outcome(upload, put_back(algorithm, task, user, bias), probed if task.probe is not None else None)
-
-
-def pass_tables(algorithm: Algorithm) -> tuple[Any, Any, Any, Any]:
-    """Of each pass: epochs, batch size, part of the examples, and where its phases begin."""
-    local = algorithm.local
-    counts = np.array([(one.epochs, one.batch_size, PARTS.index(one.part)) for one in local], dtype=np.int64)
-    phases = np.concatenate([[0], np.cumsum([len(one.phases) for one in local])])
-    return counts[:, 0].copy(), counts[:, 1].copy(), counts[:, 2].copy(), phases
 
 
 def _rates(algorithm: Algorithm, ctx: Context) -> Any:

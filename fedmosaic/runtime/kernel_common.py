@@ -1,4 +1,4 @@
-"""What both fused engines need of a round: the user side, put in and back, the keys of every shuffle, the sum."""
+"""What all fused engines need of a round: the user side, put in and back, the keys of every shuffle, the sum."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from fedmosaic.errors import ScoreError
 from fedmosaic.runtime.block import PASSES, Task
 from fedmosaic.tree import Role
 from fedmosaic.upload import Sum
+
+PARTS = ("all", "support", "query")
+
+
+def pass_tables(algorithm: Algorithm) -> tuple[Any, Any, Any, Any]:
+    """Of each pass: epochs, batch size, part of the examples, and where its phases begin."""
+    local = algorithm.local
+    counts = np.array([(one.epochs, one.batch_size, PARTS.index(one.part)) for one in local], dtype=np.int64)
+    phases = np.concatenate([[0], np.cumsum([len(one.phases) for one in local])])
+    return counts[:, 0].copy(), counts[:, 1].copy(), counts[:, 2].copy(), phases
 
 
 def user_side(algorithm: Algorithm, task: Task) -> tuple[Any, Any]:
