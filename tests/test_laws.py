@@ -337,13 +337,18 @@ def test_wrong_declarations_are_refused_with_names() -> None:
     with pytest.raises(SettingsError, match="persistent optimiser needs private"):
         Algorithm(model, roles, (Pass((Phase((Move(("item",), 0.1, Adam(persistent=True)),)),)),))
     with pytest.raises(SettingsError, match="engine=kernel does not run this algorithm: its model is not the linear"):
-        run_rounds(small("fedncf", engine="kernel"), toy_training_set())
+        run_rounds(small("fedneumf", engine="kernel"), toy_training_set())
+    with pytest.raises(SettingsError, match="engine=kernel does not run this algorithm: an optimiser is not plain SGD"):
+        run_rounds(small("fedncf-rows", engine="kernel"), toy_training_set())
 
 
 def test_divergence_is_an_error_and_not_a_number() -> None:
     for engine in ("simulate", "kernel"):
         with pytest.raises(ScoreError, match="training diverged"):
             run_rounds(small("fedmf", item_rate=1e30, score_rate=1e30, engine=engine), toy_training_set())
+        for method in ("fedncf", "fedncf-dual"):
+            with pytest.raises(ScoreError, match="training diverged"):
+                run_rounds(small(method, rate=1e30, engine=engine), toy_training_set())
 
 
 def test_describe_tells_what_leaves_the_device() -> None:
