@@ -86,7 +86,7 @@ class DualNetworkSettings(NetworkSettings):
     """Settings of dual personalisation on FedNCF: every device has a network of its own."""
 
     user_rate: float = Field(default=3.0, gt=0, description="rate of user vectors")
-    item_factor: float = Field(default=8.0, gt=0, description="item rate = rate · items · factor (PFedRec's rule)")
+    item_factor: float = Field(default=2.0, gt=0, description="item rate = rate · items · factor (PFedRec's rule)")
 
 
 class RowNetworkSettings(FederatedSettings):

@@ -16,7 +16,7 @@ OTHER: dict[str, dict[str, dict[str, Any]]] = {
     "ml-1m": {"fedncf-dual": {"rounds": 60}},
     "amazon-video": {"fedncf": {"item_factor": 8.0}, "fedncf-dual": {"rate": 0.3, "item_factor": 8.0, "rounds": 60}},
     "lastfm-2k-tags": {
-        "fedncf": {"item_factor": 0.25, "user_rate": 10.0},
+        "fedncf": {"rate": 0.3, "item_factor": 2.0, "user_rate": 10.0},
         "fedncf-dual": {"item_factor": 0.5, "rounds": 60},
     },
 }
@@ -58,7 +58,7 @@ REASONS = {
     ("mf", "lastfm-2k-tags"): Reason(NO_RATE, {"rate": 0.01}),
     ("mf", "amazon-video"): Reason("the paper's MF is below popularity, as an overfitted one is", {"rate": 0.01}),
     ("fedncf", "amazon-video"): Reason(NO_RATE, {"item_factor": 4.0}),
-    ("fedncf-dual", "ml-100k"): Reason("not the rates: at equal HR our NDCG is higher", {"item_factor": 1.0}),
+    ("fedncf-dual", "ml-100k"): Reason("not the rates: at equal HR our NDCG is higher", {"item_factor": 0.5}),
     ("fedrecon", "ml-1m"): Reason(CARRIED, {"item_factor": 1.0}),
     ("fedrecon", "lastfm-2k-tags"): Reason(CARRIED, {"item_factor": 1.0}),
     ("fedrecon", "amazon-video"): Reason(CARRIED, {"score_rate": 0.1, "item_factor": 4.0}),
