@@ -89,7 +89,7 @@ class RunFolder:
         if strangers not in ([], ["env.json"]):  # empty, or killed before the settings were written
             if not (place / "config.toml").is_file():
                 raise RunError(f"{place} exists and is not a run folder; choose another --out")
-            if folder.settings() != settings:
+            if folder.settings().key() != settings.key():
                 raise RunError(f"{place} holds a run with other settings; choose another --out or remove it")
             states = (f"checkpoint/{name}.safetensors" for name in ("latest", "previous", "best"))
             for old in ("summary.json", "metrics.jsonl", "ranks.safetensors", *states):

@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from pydantic import create_model
 
-from fedmosaic import FederatedRecommender, Interactions, leave_one_out
+from fedmosaic import FederatedRecommender, Interactions, leave_one_out, zoo
 from fedmosaic.config import Settings
 from fedmosaic.errors import RunError, SettingsError, UnknownNameError
 from fedmosaic.folder import RunFolder
@@ -236,6 +238,17 @@ def test_settings_round_trip_and_order_of_authority() -> None:
         Settings.from_toml('method = "ease"')
     with pytest.raises(UnknownNameError, match="'nieghbours'; did you mean 'neighbours'"):
         Settings.make("itemknn", "ml-100k", {"nieghbours": 3})
+
+
+def test_a_default_that_changes_makes_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Settings.make("fedmf", "ml-100k")
+    old, explicit = before.key(), Settings.make("fedmf", "ml-100k", {"dim": 32}).key()
+    assert old == explicit, "the same run by default and by name has two addresses"
+    entry = zoo.entry("fedmf")
+    wider = create_model("Wider", __base__=entry.settings, dim=(int, 64))
+    monkeypatch.setitem(zoo.ZOO, "fedmf", replace(entry, settings=wider))
+    assert before.key() != old
+    assert Settings.make("fedmf", "ml-100k", {"dim": 32}).key() == explicit
 
 
 def test_without_validation_the_last_round_is_taken(shop: Path, tmp_path: Path) -> None:
