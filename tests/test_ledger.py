@@ -12,6 +12,7 @@ from fedmosaic.cards import book
 from fedmosaic.cards.card import NAMES, Card, Claim, Results, card_table
 from fedmosaic.cards.draw_curves import draw_learning
 from fedmosaic.cards.draw_rows import draw_tsne
+from fedmosaic.cards.shelf import CARDS
 from fedmosaic.config import Settings
 from fedmosaic.errors import RunError
 from fedmosaic.folder import RunFolder
@@ -94,6 +95,14 @@ def test_a_book_is_written_from_the_ledger_alone(
     assert (tmp_path / "figures" / "curves.png").is_file()
     assert "none is here: run the card" in text
     assert "of 1 published numbers match" in text
+
+
+def test_the_published_tables_are_those_of_the_published_ledger(tmp_path: Path) -> None:
+    docs = Path(__file__).parent.parent / "docs"
+    results = Results(tmp_path, 3, False, ledger=Ledger.read(docs / "ledger.jsonl"))
+    text = (docs / "results.md").read_text()
+    missing = [name for name, card in CARDS.items() if card_table(card, results).markdown() not in text]
+    assert missing == [], "write it again: fedmosaic reproduce all --ledger docs/ledger.jsonl -o docs/results.md"
 
 
 def test_damage_is_named_by_line(tmp_path: Path) -> None:
