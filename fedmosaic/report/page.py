@@ -247,7 +247,7 @@ def _spectra(runs: Sequence[_Run]) -> list[dict[str, str]]:
 
     found = {}
     for run in runs:
-        if "table" in run.summary:
+        if run.summary.get("table", {}).get("width", 0) > 1:
             try:
                 model = run.folder.recommender()
             except RunError:  # the state was dropped to save room
