@@ -46,7 +46,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def _claim(row: str, data: str, shared: float, private: float, paper: tuple[float | None, float | None]) -> Claim:
     cheap = data == "filmtrust-5" and paper == (None, None)
     given = {"rho_shared": shared, "rho_private": private, **SETTINGS[data]}
-    return Claim(row, data, "fedrecgel", given, paper, seeds=None if cheap else 1, quick=6, reason=CHOSEN)
+    return Claim(
+        row,
+        data,
+        "fedrecgel",
+        given,
+        paper,
+        seeds=None if cheap else 1,
+        quick=6,
+        reason=CHOSEN if data == "filmtrust-5" else None,
+    )
 
 
 def _numbers(text: str) -> list[float | None]:
