@@ -184,6 +184,15 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
             check_port("127.0.0.1", port)
 
 
+def test_a_free_port_is_none_that_an_outgoing_connection_may_take() -> None:
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(ephemeral.read_text().split()[0]) if ephemeral.is_file() else 49_152
+    for _ in range(20):
+        port = free_port()
+        assert 1023 < port < first
+        check_port("127.0.0.1", port)
+
+
 def test_folders_are_written_once_and_hold_their_own_secrets(tmp_path: Path) -> None:
     place, _ = prepared(tmp_path / "fleet", {"device-0": 1, "shop": 3})
     with pytest.raises(RunError, match="holds a deployment already"):

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from fedmosaic.store import write_json
 GRACE = 5.0  # seconds between asking and killing
 NOTED = "processes.json"
 PR_SET_PDEATHSIG = 1
+NOT_EPHEMERAL = range(10_000, 32_768)  # below what Linux, macOS and Windows give to outgoing connections
 FLOWER = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -117,10 +119,16 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
+    """A port of the loopback interface that nobody uses now, nor is given by chance before it is used.
+
+    Port 0 would answer with one of the range from which the system takes the near end of every outgoing connection;
+    between this call and the program's start, Flower's own connections have been seen to take it.
+    """
+    for port in random.SystemRandom().sample(NOT_EPHEMERAL, 100):
+        with socket.socket() as door, suppress(OSError):
+            door.bind(("127.0.0.1", port))
+            return port
+    raise RunError("no free port on the loopback interface: 100 were tried")
 
 
 def check_port(host: str, port: int) -> None:
