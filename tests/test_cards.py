@@ -45,6 +45,15 @@ def test_published_numbers_are_percent() -> None:
                 assert value is None or 4 < value < 100
 
 
+def test_seeds_are_five_where_cheap_three_elsewhere_and_never_more_than_wanted() -> None:
+    cheap, large = Claim("a", "ml-100k", "pfedrec"), Claim("a", "ml-1m", "pfedrec")
+    assert [len(c.seed_range(9)) for c in (cheap, large, Claim("a", "ml-100k", "fedrap"))] == [5, 3, 3]
+    assert len(cheap.seed_range(2)) == 2
+    assert len(replace(cheap, seeds=1).seed_range(9)) == 1
+    main = [c for name in ("pfedrec-table2", "pfedrec-table3") for c in CARDS[name].claims if any(c.paper)]
+    assert {len(c.seed_range(9)) for c in main} == {3, 5}
+
+
 def toy(row: str, method: str, **given: Any) -> Claim:
     known = {k: v for k, v in TOY.items() if method != "popularity" or k not in ("dim", "rounds")}
     return Claim(row, "synthetic", method, {**known, **given}, quick=None)

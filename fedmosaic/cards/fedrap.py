@@ -46,14 +46,13 @@ VARIANTS = ("c", "d", "no", "l2", "fixed", "sin", "square", "frac")
 def _main() -> list[Claim]:
     found = []
     for data, (plain, _) in PUBLISHED.items():
-        seeds = 1 if data == "ml-1m" else None
         released, why = {**SETTINGS[data], **RELEASED}, REASONS[data]
         found += [
             Claim("popularity", data, "popularity", seeds=1, quick=1),
             Claim("local-only", data, "local-only", {"rounds": 30}, seeds=1, quick=4),
-            Claim("FedMF", data, "fedmf", seeds=seeds, quick=20),
-            Claim("PFedRec", data, "pfedrec", seeds=seeds, quick=20),
-            Claim("FedRAP, as released", data, "fedrap", released, plain, seeds=seeds, quick=4, reason=why),
+            Claim("FedMF", data, "fedmf", quick=20),
+            Claim("PFedRec", data, "pfedrec", quick=20),
+            Claim("FedRAP, as released", data, "fedrap", released, plain, quick=4, reason=why),
         ]
         if data != "ml-1m":
             ramp = "FedRAP, tanh ramp applied"

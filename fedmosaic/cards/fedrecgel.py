@@ -44,7 +44,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def _claim(row: str, data: str, shared: float, private: float, paper: tuple[float | None, float | None]) -> Claim:
-    cheap = data == "filmtrust-5" and paper == (None, None)
     given = {"rho_shared": shared, "rho_private": private, **SETTINGS[data]}
     return Claim(
         row,
@@ -52,7 +51,6 @@ def _claim(row: str, data: str, shared: float, private: float, paper: tuple[floa
         "fedrecgel",
         given,
         paper,
-        seeds=None if cheap else 1,
         quick=6,
         reason=CHOSEN if data == "filmtrust-5" else None,
     )

@@ -78,8 +78,6 @@ REASONS = {
 NOT_THE_NOISE = Reason(
     "the row without noise is as far off, within its deviation; noise itself costs as little as there"
 )
-SLOW = {"ncf", "mf", "fedncf", "fedncf-dual", "metamf", "fedpergnn"}  # minutes a run on the larger data sets
-REBUILT = {"fedrecon", "fedrecon-dual"}  # ten epochs a round: slow where histories are long
 COSTLY = {"metamf", "fedpergnn"}  # run on ML-100K only
 QUICK = {"ncf": 2, "mf": 3, "fedncf": 6, "fedncf-dual": 6, "metamf": 2, "fedpergnn": 1}
 REFERENCES: tuple[tuple[str, dict[str, Any], int], ...] = (("popularity", {}, 1), ("local-only", {"rounds": 30}, 8))
@@ -97,12 +95,12 @@ def _rows(table: dict[str, tuple[str, str]]) -> list[Claim]:
                 Claim(
                     row, data, method,
                     {**SETTINGS.get(data, {}), **_given(method, data)},
-                    (hr, ndcg), (hr_spread, ndcg_spread), seeds=_seeds(method, data), quick=QUICK.get(method, 20),
+                    (hr, ndcg), (hr_spread, ndcg_spread), quick=QUICK.get(method, 20),
                     reason=REASONS.get((method, data)),
                 )
             )  # fmt: skip
         if method not in COSTLY:
-            found.append(Claim(row, ONCE, method, _given(method, ONCE), seeds=_seeds(method, ONCE), quick=0))
+            found.append(Claim(row, ONCE, method, _given(method, ONCE), quick=0))
     return found
 
 
@@ -110,11 +108,6 @@ def _given(method: str, data: str) -> dict[str, Any]:
     if method in OTHER.get(data, {}):
         return OTHER[data][method]
     return {"fedpergnn": {"rounds": 20}}.get(method, {})
-
-
-def _seeds(method: str, data: str) -> int | None:
-    slow = (method in SLOW and data != "ml-100k") or method == "fedncf-dual"
-    return 1 if slow or method in COSTLY or (method in REBUILT and data == "ml-1m") else None
 
 
 def _references() -> list[Claim]:
