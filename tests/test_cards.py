@@ -175,6 +175,12 @@ def test_reasons_are_shown_by_runs(shelf: tuple[dict[str, Card], Results]) -> No
     expected = f"passes {max(values):.1f} in round {values.index(max(values)) + 1} of {len(values)}"
     assert expected in curve.text(reached, "legacy", results)
     assert "stays below" in curve.text(replace(reached, paper=(100.1, None)), "legacy", results)
+    both = replace(claim, paper=(100.1, None), reason=replace(reason, curve=True))
+    assert both.reason is not None
+    assert both.reason.text(both, "legacy", results).endswith(
+        f"gives {found.text()}; validation HR stays below, "
+        f"{max(100 * (v or 0) for v in results.records(narrow, 'legacy')[0].curve['validation']):.1f} at most"
+    )
 
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:

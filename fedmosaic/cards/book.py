@@ -87,13 +87,16 @@ def _judgement(judged: Sequence[Verdict], results: Results) -> list[str]:
     if not distinct:
         return []
     wrong = [v for v in distinct.values() if not v.matches]
-    lines = []
+    lines: list[str] = []
+    said: dict[str, str] = {}  # a reason is said once
     for (row, data), cells in groupby(wrong, key=lambda v: (v.claim.row, v.claim.data)):
         found = list(cells)
         numbers = "; ".join(f"{v.metric}: paper {v.paper:.2f}, here {v.ours:.2f}" for v in found)
         reason = found[0].claim.reason
         why = "no reason tested" if reason is None else reason.text(found[0].claim, found[0].pool, results)
-        lines.append(f"- {row}, {NAMES[data]}: {numbers} ({why})")
+        title = f"{row}, {NAMES[data]}"
+        first = said.setdefault(why, title)
+        lines.append(f"- {title}: {numbers} ({why if first == title or reason is None else f'as for {first}'})")
     share = f"**{len(distinct) - len(wrong)} of {len(distinct)} published numbers match.**"
     return [share + (" Those that do not:" if wrong else ""), "\n".join(lines)]
 

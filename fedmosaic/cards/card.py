@@ -49,13 +49,15 @@ class Reason:
 
     words: str
     tried: Mapping[str, Any] = field(default_factory=dict)  # other settings; paper's pool, seed 0
-    curve: bool = False  # say in which round validation passes the published HR
+    curve: bool = (
+        False  # say in which round (of the run with other settings, if any) validation passes the published HR
+    )
 
     def text(self, claim: Claim, pool: str, results: Results) -> str:
         """The words, and what the run found."""
-        if self.tried:
-            return f"{self.words}: {self._other(claim, pool, results)}"
-        return f"{self.words}: {self._passed(claim, pool, results)}" if self.curve else self.words
+        found = [self._other(claim, pool, results)] if self.tried else []
+        found += [self._passed(claim.trial() if self.tried else claim, pool, results)] if self.curve else []
+        return f"{self.words}: {'; '.join(found)}" if found else self.words
 
     def _other(self, claim: Claim, pool: str, results: Results) -> str:
         given = " ".join(f"{k}={v}" for k, v in self.tried.items())

@@ -39,6 +39,7 @@ OTHER_RECIPE = Reason(
     "the released code holds two recipes, both commented out; the other one adds N(0, 0.1²) to every number and clips "
     "nothing",
     {"clip": 1e4, "noise": 1e-5},
+    curve=True,
 )
 VARIANTS = ("c", "d", "no", "l2", "fixed", "sin", "square", "frac")
 
