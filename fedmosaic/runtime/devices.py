@@ -109,9 +109,8 @@ def write(state: dict[str, Array], held: Mapping[str, list[Stored]], n_users: in
             continue
         if parts[0][0] is Axis.ITEM:
             factors = held.get(f"{name}.scale")
-            if factors is not None:
-                _rescale(state, name, factors, n_clients)
-            _write_rows(state, name, parts)
+            fold = np.ones(n_clients, np.float32) if factors is None else _rescale(state, name, factors, n_clients)
+            _write_rows(state, name, parts, fold)
             continue
         old, (axis, _, first) = state.get(name), parts[0]
         new = allocate((n_users if axis is Axis.USER else n_clients, *first.shape[1:]), first.dtype)
@@ -122,8 +121,9 @@ def write(state: dict[str, Array], held: Mapping[str, list[Stored]], n_users: in
         state[name] = new
 
 
-def _rescale(state: dict[str, Array], name: str, factors: list[Stored], n_clients: int) -> None:
-    """Let decay act on every row: one factor per client, folded into its stored rows before it gets too small."""
+def _rescale(state: dict[str, Array], name: str, factors: list[Stored], n_clients: int) -> F32:
+    """Let decay act on every row by one factor per client. One that gets too small begins again at 1: it is returned,
+    to be folded into the client's stored rows."""
     old = state.get(f"{name}.scale")
     scale = np.ones((n_clients, 2), dtype=np.float32) if old is None else old.copy()
     for _, place, factor in factors:
@@ -131,20 +131,15 @@ def _rescale(state: dict[str, Array], name: str, factors: list[Stored], n_client
             raise ScoreError("rate times weight decay is above 1, so that rows change sign; lower one of them")
         scale[place.clients] *= factor[:, None]
     small = scale[:, 0] < SMALL
-    keys = state.get(f"{name}.keys")
-    if small.any() and keys is not None and keys.size:
-        owner = keys // factors[0][1].n_items
-        rows = state[f"{name}.rows"].copy()
-        hit = small[owner]
-        rows[hit] *= scale[owner[hit], 0].reshape(-1, *[1] * (rows.ndim - 1))
-        state[f"{name}.rows"] = rows
+    fold: F32 = np.where(small, scale[:, 0], np.float32(1))
     scale[small, 0] = 1
     state[f"{name}.scale"] = scale
+    return fold
 
 
-def _write_rows(state: dict[str, Array], name: str, parts: list[Stored]) -> None:
+def _write_rows(state: dict[str, Array], name: str, parts: list[Stored], fold: F32) -> None:
     """Merge touched rows into the sorted store; with a scale, rows are stored relative to it."""
-    shape, scale = parts[0][2].shape[1:], state.get(f"{name}.scale")
+    shape, scale, n_items = parts[0][2].shape[1:], state.get(f"{name}.scale"), parts[0][1].n_items
     keys, rows = parts[0][1].row_keys, parts[0][2]
     if len(parts) > 1:
         keys = np.concatenate([place.row_keys for _, place, _ in parts])
@@ -152,16 +147,22 @@ def _write_rows(state: dict[str, Array], name: str, parts: list[Stored]) -> None
     width, order = int(np.prod(shape)), np.argsort(keys)
     divisor = np.ones(1, dtype=rows.dtype)
     if scale is not None:
-        divisor = scale[keys // parts[0][1].n_items, 0]
+        divisor = scale[keys // n_items, 0]
     old_keys = state.get(f"{name}.keys", np.zeros(0, dtype=keys.dtype))
     old_rows = state.get(f"{name}.rows", np.zeros((0, *shape), dtype=rows.dtype))
-    merged = _merge(old_keys, old_rows.reshape(-1, width), keys, rows.reshape(-1, width), order, divisor)
+    old = (old_keys, old_rows.reshape(-1, width), fold, n_items)
+    merged = _merge(*old, keys, rows.reshape(-1, width), order, divisor)
     state[f"{name}.keys"], state[f"{name}.rows"] = merged[0], merged[1].reshape(-1, *shape)
 
 
 @numba.njit(cache=True)
-def _merge(old_keys: Any, old_rows: Any, keys: Any, rows: Any, order: Any, divisor: Any) -> Any:
-    """Union of two keyed tables, the second (visited in `order`, rows divided) winning; one pass, one copy."""
+def _merge(
+    old_keys: Any, old_rows: Any, fold: Any, n_items: Any, keys: Any, rows: Any, order: Any, divisor: Any
+) -> Any:
+    """Union of two keyed tables, the second (visited in `order`, rows divided) winning; one pass, one copy.
+
+    Rows of the first are multiplied by what their client's decay leaves of them.
+    """
     size, a, b = old_keys.size, 0, 0
     for b in range(keys.size):  # count what is new
         k = keys[order[b]]
@@ -182,6 +183,8 @@ def _merge(old_keys: Any, old_rows: Any, keys: Any, rows: Any, order: Any, divis
             a += a < old_keys.size and old_keys[a] == k
         else:
             all_keys[n] = old_keys[a]
-            all_rows[n] = old_rows[a]
+            source, target, left = old_rows[a], all_rows[n], fold[old_keys[a] // n_items]
+            for d in range(source.size):
+                target[d] = source[d] * left
             a += 1
     return all_keys, all_rows
