@@ -71,6 +71,7 @@ REASONS = {
     ),
     ("fedncf-dual", "ml-100k"): Reason(NOT_RATES, {"item_factor": 0.5}),
     ("fedncf-dual", "ml-1m"): Reason(NOT_RATES, {"item_factor": 0.5}),
+    ("fedncf-dual", "lastfm-2k-tags"): Reason("not the rates: twice as high diverges, half", {"item_factor": 0.25}),
     ("fedrecon", "ml-1m"): Reason(CARRIED, {"item_factor": 2.0}),
     ("fedrecon", "lastfm-2k-tags"): Reason(CARRIED, {"item_factor": 1.0}),
     ("fedrecon", "amazon-video"): Reason(CARRIED, {"score_rate": 0.1, "item_factor": 4.0}),
