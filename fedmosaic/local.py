@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numba
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -123,6 +124,11 @@ class Adam:
     decay: float = 0.0
     persistent: bool = False
 
+    @property
+    def numbers(self) -> npt.NDArray[np.float64]:
+        """Its settings as compiled code reads them."""
+        return np.array([self.beta1, self.beta2, self.eps, self.decay])
+
     def memory(self, value: Tensor) -> tuple[Tensor, ...]:
         """First moment, second moment, steps taken."""
         clock = torch.zeros(value.shape[0], *([1] * (value.ndim - 1)))
@@ -133,12 +139,11 @@ class Adam:
         rows = (value.shape[0], value[:1].numel())
         x, first, second = (part.view(rows).numpy() for part in (value, *memory[:2]))  # a view: they move in place
         rates = rate.reshape(-1).numpy() if isinstance(rate, Tensor) else np.full(1, rate, dtype=np.float32)
-        settings = np.array([self.beta1, self.beta2, self.eps, self.decay])
-        _adam(x, gradient.reshape(rows).numpy(), first, second, memory[2].view(-1).numpy(), rates, settings)
+        adam_rows(x, gradient.reshape(rows).numpy(), first, second, memory[2].view(-1).numpy(), rates, self.numbers)
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _adam(value: Any, gradient: Any, first: Any, second: Any, clock: Any, rates: Any, settings: Any) -> None:
+def adam_rows(value: Any, gradient: Any, first: Any, second: Any, clock: Any, rates: Any, settings: Any) -> None:
     """Every row of a tensor once: its clock, its moments, itself."""
     one, time = np.float32(1), np.float64(0)
     keep1, keep2 = np.float32(settings[0]), np.float32(settings[1])

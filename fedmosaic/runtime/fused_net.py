@@ -38,7 +38,7 @@ def combine(weight: Any, x: Any, z: Any, k: Any) -> None:
 
 @numba.njit(cache=True, fastmath=FAST)
 def _descend(weight: Any, x: Any, slope: Any, k: Any, rate: Any) -> None:
-    """weight[m, j] -= rate · x[m]·slope[j]; four columns at a time."""
+    """weight[m, j] -= rate · x[m]·slope[j]; four columns at a time. Into zeros, with rate -1: the gradient."""
     columns = weight.shape[1]
     for m in range(weight.shape[0]):
         line = x[m]
@@ -66,15 +66,18 @@ def _layer(net: Any, widths: Any, layer: Any) -> Any:
     """Weight and bias of a layer; the first reads user vector and item row."""
     begin = 0
     for before in range(layer):
-        begin += (widths[before] * (1 + (before == 0)) + 1) * widths[before + 1]
-    wide, narrow = widths[layer] * (1 + (layer == 0)), widths[layer + 1]
+        begin += (widths[before] + 1) * widths[before + 1]
+    wide, narrow = widths[layer], widths[layer + 1]
     middle = begin + wide * narrow
     return net[begin:middle].reshape(wide, narrow), net[middle : middle + narrow]
 
 
 @numba.njit(cache=True, fastmath=FAST)
 def forward(net: Any, widths: Any, u: Any, k: Any, acts: Any) -> None:
-    """acts[l + 1] from acts[l]; acts[0] holds the item rows, the last one the scores."""
+    """acts[l + 1] from acts[l]; acts[0] holds the item rows, the last one the scores.
+
+    `u` is the vector that all examples share; it is empty where each has its own, in acts[0] above its item row.
+    """
     depth = widths.size - 1
     for layer in range(depth):
         weight, bias = _layer(net, widths, layer)
@@ -94,18 +97,16 @@ def forward(net: Any, widths: Any, u: Any, k: Any, acts: Any) -> None:
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def net_step(
-    code: Any, k: Any, rows: Any, u: Any, net: Any, widths: Any, rates: Any, acts: Any, slopes: Any, sums: Any,
-    step: Any, score: Any, label: Any, bits: Any, power: Any, part: Any, at: Any, count_loss: Any,
+def backward(
+    k: Any, u: Any, net: Any, target: Any, widths: Any, rates: Any, acts: Any, slopes: Any, sums: Any, step: Any,
+    score: Any, label: Any, bits: Any, power: Any, part: Any, count_loss: Any,
 ) -> Any:  # fmt: skip
-    """One phase of one batch; returns the loss. `rates`: network, user, item. Slopes are taken before layers move."""
+    """Forward and backward for the k examples in acts[0]; returns the loss, and which of `slopes` is that of acts[0].
+
+    `target` moves by the network's gradient times its rate: `net` itself (slopes are taken before a layer moves), or
+    zeros that collect it. `step` is the gradient of `u`. `rates`: network, user, item; 0 where a side stands still.
+    """
     depth, dim = widths.size - 1, u.size
-    for e in range(k):
-        at[e] = code[e] >> 1
-        label[e] = np.float32(code[e] & 1)
-        row = rows[at[e]]
-        for m in range(dim):
-            acts[0, m, e] = row[m]
     forward(net, widths, u, k, acts)
     score[:k] = acts[depth, 0, :k]
     loss = residuals(score, label, k, bits, power, part, count_loss)
@@ -113,8 +114,9 @@ def net_step(
     slopes[now, 0, :k] = score[:k]
     for layer in range(depth - 1, -1, -1):
         weight, bias = _layer(net, widths, layer)
+        moved, moved_bias = _layer(target, widths, layer)
         slope, below = slopes[now], slopes[1 - now]
-        if layer > 0 or rates[2] > 0:
+        if layer > 0 or rates[2] != 0:
             inner = weight[dim:] if layer == 0 else weight
             below[: inner.shape[0], :k] = 0
             combine(inner.T, slope, below, k)
@@ -129,20 +131,39 @@ def net_step(
                 for j in range(bias.size):
                     total += line[j] * sums[j]
                 step[m] = total
-        if rates[0] > 0:
+        if rates[0] != 0:
             if layer == 0:
                 for m in range(dim):
                     for j in range(bias.size):
-                        weight[m, j] -= rates[0] * u[m] * sums[j]
-            _descend(weight[dim:] if layer == 0 else weight, acts[layer], slope, k, rates[0])
+                        moved[m, j] -= rates[0] * u[m] * sums[j]
+            _descend(moved[dim:] if layer == 0 else moved, acts[layer], slope, k, rates[0])
             for j in range(bias.size):
-                bias[j] -= rates[0] * sums[j]
+                moved_bias[j] -= rates[0] * sums[j]
         if layer > 0:
             for m in range(widths[layer]):
                 line, seen = below[m], acts[layer, m]
                 for e in range(k):
                     line[e] = line[e] if seen[e] > 0 else np.float32(0)
         now = 1 - now
+    return loss, now
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def net_step(
+    code: Any, k: Any, rows: Any, u: Any, net: Any, widths: Any, rates: Any, acts: Any, slopes: Any, sums: Any,
+    step: Any, score: Any, label: Any, bits: Any, power: Any, part: Any, at: Any, count_loss: Any,
+) -> Any:  # fmt: skip
+    """One phase of one batch of a client; returns the loss."""
+    dim = u.size
+    for e in range(k):
+        at[e] = code[e] >> 1
+        label[e] = np.float32(code[e] & 1)
+        row = rows[at[e]]
+        for m in range(dim):
+            acts[0, m, e] = row[m]
+    loss, now = backward(
+        k, u, net, net, widths, rates, acts, slopes, sums, step, score, label, bits, power, part, count_loss
+    )
     if rates[1] > 0:
         for m in range(dim):
             u[m] -= rates[1] * step[m]

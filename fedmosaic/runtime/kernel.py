@@ -23,7 +23,7 @@ from fedmosaic.local import SGD, Context, plain_slope, value_of
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.objective import bce
 from fedmosaic.ragged import Ragged
-from fedmosaic.runtime import kernel_net, kernel_pair
+from fedmosaic.runtime import kernel_net, kernel_pair, kernel_pool
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.fused import EMPTY, FAST, GROUP, add, choose, dots, flush, load, meet, step
 from fedmosaic.runtime.kernel_common import client_keys, collected, pass_tables, put_back, shuffle_keys, user_side
@@ -33,6 +33,8 @@ from fedmosaic.tree import Role
 
 def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
     """Why no fused engine can run an algorithm; empty if one can."""
+    if kernel_pool.meant_for(data):
+        return kernel_pool.unfit(algorithm)
     if kernel_pair.meant_for(algorithm):
         return kernel_pair.unfit(algorithm, data)
     if kernel_net.meant_for(algorithm):
@@ -64,6 +66,8 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
 
 def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> Outcome:
     """The cohort in one compiled call."""
+    if kernel_pool.meant_for(task.data):
+        return kernel_pool.run_round(algorithm, task)
     if kernel_pair.meant_for(algorithm):
         return kernel_pair.run_round(algorithm, task, workers)
     if kernel_net.meant_for(algorithm):

@@ -37,7 +37,7 @@ def meant_for(algorithm: Algorithm) -> bool:
 
 def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
     """Why this engine cannot run an algorithm; empty if it can."""
-    moves, network = algorithm.moves, _network(algorithm)
+    moves, layers = algorithm.moves, network(algorithm)
     together = {Role.SHARED: Role.SHARED, Role.PERSONALISED: Role.PRIVATE}.get(algorithm.roles["item"])
     checks = {
         "its objective is not plain cross-entropy": algorithm.objective is not bce,
@@ -45,7 +45,7 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
         "clients hold several users": data.silos is not None,
         "it has no local work": not algorithm.local,
         "table and network are not both shared, or tuned and private": any(
-            algorithm.roles[n] is not together for n in network
+            algorithm.roles[n] is not together for n in layers
         ),
         "user vectors are not private": algorithm.roles["user"] is not Role.PRIVATE,
         "an optimiser is not plain SGD": any(not isinstance(m.rule, SGD) or m.rule.decay for m in moves),
@@ -53,7 +53,7 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
             one.step_decay != 1 or one.tolerance for one in algorithm.local
         ),
         "batches are too long for a core's cache": any(one.batch_size > LONGEST_BATCH for one in algorithm.local),
-        "layers move at different rates": any(0 < len(set(m.names) & set(network)) < len(network) for m in moves),
+        "layers move at different rates": any(0 < len(set(m.names) & set(layers)) < len(layers) for m in moves),
         "it uploads gradients": algorithm.upload.kind == "gradient",
         "its uploads are encoded": bool(algorithm.upload.stack),
         "uploads of numbers that are not zero are counted": algorithm.upload.support == "nonzero",
@@ -62,7 +62,12 @@ def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
     return "; ".join(reason for reason, wrong in checks.items() if wrong)
 
 
-def _network(algorithm: Algorithm) -> list[str]:
+def tower_widths(model: NCF) -> Any:
+    """Width of every layer's input, and of the score."""
+    return np.array([2 * model.dim, *model.tower, 1])
+
+
+def network(algorithm: Algorithm) -> list[str]:
     """Names of the layers' parameters: weight, bias, layer by layer."""
     return [s.name for s in algorithm.model.specs() if s.axis is Axis.WHOLE]
 
@@ -72,7 +77,7 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     assert isinstance(algorithm.model, NCF)
     data, ctx, cohort = task.data, task.ctx, task.cohort
     item = np.ascontiguousarray(task.server["item"], dtype=np.float32)
-    names, private = _network(algorithm), algorithm.roles["item"] is Role.PERSONALISED
+    names, private = network(algorithm), algorithm.roles["item"] is Role.PERSONALISED
     source = {n: task.held[f"private/{n}"][cohort] if private else task.server[n][None] for n in names}
     nets = np.concatenate([v.reshape(v.shape[0], -1) for v in source.values()], axis=1).astype(np.float32)
     user = task.held["private/user"][cohort]
@@ -87,7 +92,7 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
     _train(
         data.histories.values, data.histories.offsets, data.excluded.values, data.excluded.offsets, cohort,
         client_keys(task, keys.Purpose.NEGATIVES), shuffle_keys(algorithm, task), *pass_tables(algorithm), item, user,
-        nets, not private, np.array([algorithm.model.dim, *algorithm.model.tower, 1]), _rates(algorithm, ctx),
+        nets, not private, tower_widths(algorithm.model), _rates(algorithm, ctx),
         algorithm.negatives, probe.values, probe.offsets, probed, totals, net_totals, touched, losses, seen, healthy,
     )  # fmt: skip
     upload = collected(totals, touched, losses, seen, healthy)
@@ -114,10 +119,10 @@ def _changed(task: Task, name: str, values: Any) -> Any:
 
 def _rates(algorithm: Algorithm, ctx: Context) -> Any:
     """Rates of network, user and item side in each phase of each pass, in order; 0 where a side stands still."""
-    network, found = _network(algorithm)[0], []
+    layer, found = network(algorithm)[0], []
     for phase in (phase for one in algorithm.local for phase in one.phases):
         rates = {name: value_of(move.rate, ctx) for move in phase.moves for name in move.names}
-        found.append([rates.get(name, 0.0) for name in (network, "user", "item")])
+        found.append([rates.get(name, 0.0) for name in (layer, "user", "item")])
     return np.array(found, dtype=np.float32)
 
 

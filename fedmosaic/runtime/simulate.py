@@ -6,14 +6,14 @@ holds only the rows its clients touch. Uploads are summed in fixed point, so chu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.ragged import I64, slots
 from fedmosaic.runtime.answer import probe_scores
-from fedmosaic.runtime.block import Outcome, Task, users_of
+from fedmosaic.runtime.block import Block, Outcome, Task, users_of
 from fedmosaic.runtime.devices import Stored
 from fedmosaic.runtime.loop import merge_held, work
 from fedmosaic.runtime.round import finish
@@ -24,7 +24,9 @@ LEAST = 4  # clients that share a chunk however long they are
 FILLED = 0.6  # the shortest client of a chunk has at least this share of the longest one's batch
 
 
-def run_round(algorithm: Algorithm, task: Task, parts: Sequence[I64] | None = None) -> Outcome:
+def run_round(
+    algorithm: Algorithm, task: Task, parts: Sequence[I64] | None = None, work: Callable[..., Block] = work
+) -> Outcome:
     """The cohort, chunk by chunk: in its own chunks, or in given ones (places in the cohort)."""
     total: Sum | None = None
     held: dict[str, list[Stored]] = {}
