@@ -1,6 +1,6 @@
 """Engines against the slow twin: CPU seconds per round, sampling and evaluation included, interleaved in one run.
 
-python benchmarks/engines.py [--data-dir FOLDER] [--repeats 3] [--only pfedrec fedncf fedrap fedrecgel]
+python benchmarks/engines.py [--data-dir FOLDER] [--repeats 3] [--only pfedrec fedncf fedrap fedrecgel central]
 """
 
 from __future__ import annotations
@@ -72,15 +72,17 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def compare(title: str, twin: SlowTwin | SlowGEL, ours: dict[str, tuple[Ours, int]], repeats: int) -> None:
-    taken: dict[str, list[float]] = {name: [] for name in ("slow twin", *ours)}
+def compare(title: str, twin: SlowTwin | SlowGEL | None, ours: dict[str, tuple[Ours, int]], repeats: int) -> None:
+    """Ratios are against the twin, or the last of ours where there is none."""
+    taken: dict[str, list[float]] = {name: [] for name in ([] if twin is None else ["slow twin"]) + list(ours)}
     for one, _ in ours.values():
         one()  # compile and warm up
     for _ in range(repeats):
-        taken["slow twin"].append(cpu_seconds(twin.round))
+        if twin is not None:
+            taken["slow twin"].append(cpu_seconds(twin.round))
         for name, (one, times) in ours.items():
             taken[name] += [cpu_seconds(one) for _ in range(times)]
-    base = statistics.median(taken["slow twin"])
+    base = statistics.median(taken["slow twin" if twin is not None else list(ours)[-1]])
     speed = bandwidth()
     rows = []
     for name, values in taken.items():
@@ -88,7 +90,7 @@ def compare(title: str, twin: SlowTwin | SlowGEL, ours: dict[str, tuple[Ours, in
         share = ""
         if name in ours:  # every touched row is read, written and summed: 4 passes of 128 bytes, at the least
             share = f"{100 * ours[name][0].touched * 4 * 128 / middle / speed:.0f} %"
-        rows.append([name, str(len(values)), f"{middle:.4f}", f"{base / middle:.0f}x", share])
+        rows.append([name, str(len(values)), f"{middle:.4f}", f"{base / middle:.3g}x", share])
     print_table(title, ["what", "rounds", "CPU s per round", "ratio", "of copy bandwidth"], rows)
 
 
@@ -96,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", default=os.environ.get("FEDMOSAIC_DATA"))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=["pfedrec", "fedncf", "fedrap", "fedrecgel"])
+    parser.add_argument("--only", nargs="*", default=["pfedrec", "fedncf", "fedrap", "fedrecgel", "central"])
     args = parser.parse_args()
     torch.set_num_threads(1)
     numba.set_num_threads(1)
@@ -129,6 +131,16 @@ def main() -> None:
             {
                 "fused kernel": (Ours("fedrap", "kernel", films, lists, ramp="as-released"), 4),
                 "general (autograd)": (Ours("fedrap", "simulate", films, lists, ramp="as-released"), 1),
+            },
+            args.repeats,
+        )
+    for method in ("mf", "ncf") if "central" in args.only else ():
+        compare(
+            f"Central {method.upper()} on ML-100K, an epoch, one thread, median",
+            None,
+            {
+                "fused kernel": (Ours(method, "kernel", films, lists), 4),
+                "general (autograd)": (Ours(method, "simulate", films, lists), 2),
             },
             args.repeats,
         )
