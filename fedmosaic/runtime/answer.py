@@ -22,7 +22,7 @@ from fedmosaic.local import Context
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.models.view import Batch, View
 from fedmosaic.ragged import I64, Ragged, offsets_of
-from fedmosaic.runtime import fused, kernel_pair
+from fedmosaic.runtime import devices, fused, kernel_pair
 from fedmosaic.runtime.block import Block, Outcome, Task
 from fedmosaic.runtime.devices import Array, Place
 from fedmosaic.runtime.round import load
@@ -138,6 +138,23 @@ def holding(algorithm: Algorithm, task: Task, place: Place) -> Block:
     examples = Examples(nothing, none, nothing, nothing, offsets, place.members, numbers)
     params = {name: load(algorithm, task, place, name) for name in algorithm.specs}
     return Block(place, examples, nothing.astype(np.int64), params, {}, {}, {}, {}, {})
+
+
+def in_common(algorithm: Algorithm, data: TrainingSet, state: State) -> tuple[Algorithm, TrainingSet, State]:
+    """One client that holds everybody, seen as a server and its users: rows and layers are common, vectors their own.
+
+    Answers are the same, and found in the ways that are short for common tables.
+    """
+    everything = Ragged(np.arange(data.n_items, dtype=np.int32), np.array([0, data.n_items]))
+    place = Place(np.zeros(1, np.int64), data.members(np.zeros(1, np.int64)), everything, data.n_items)
+    roles, common = dict(algorithm.roles), {"last": np.zeros(data.n_users, np.int64)}
+    for name, spec in algorithm.specs.items():
+        if spec.axis is not Axis.USER:
+            roles[name] = Role.SHARED
+            first = first_table(spec, int(state["seed"][0]), data.n_items) if spec.axis is Axis.ITEM else np.empty(0)
+            own = devices.read(state, algorithm.shelf(name), spec.axis, place, first)
+            common[f"server/{name}"] = own if spec.axis is Axis.ITEM else own[0]
+    return replace(algorithm, roles=roles, local=()), replace(data, silos=None), {**state, **common}
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,6 +148,9 @@ class Federation:
         return self._scorer(self._arranged(data), state)
 
     def _scorer(self, data: TrainingSet, state: State) -> DeviceScorer:
+        if self.pooled and data.n_clients == 1:
+            algorithm, data, state = answer.in_common(self.algorithm, data, state)
+            return DeviceScorer(algorithm, self._run, data, state)
         return DeviceScorer(self.algorithm, self._run, data, state, fused=not self._general(self.algorithm, data))
 
     def _general(self, algorithm: Algorithm, data: TrainingSet) -> bool:
