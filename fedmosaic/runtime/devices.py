@@ -150,28 +150,37 @@ def _write_rows(state: dict[str, Array], name: str, parts: list[Stored], fold: F
         divisor = scale[keys // n_items, 0]
     old_keys = state.get(f"{name}.keys", np.zeros(0, dtype=keys.dtype))
     old_rows = state.get(f"{name}.rows", np.zeros((0, *shape), dtype=rows.dtype))
+    size = _size(old_keys, keys, order)
+    # NumPy's own memory: in large pages where there are any, which halves the price of a table of gigabytes
+    all_keys, all_rows = np.empty(size, keys.dtype), np.empty((size, width), rows.dtype)
     old = (old_keys, old_rows.reshape(-1, width), fold, n_items)
-    merged = _merge(*old, keys, rows.reshape(-1, width), order, divisor)
-    state[f"{name}.keys"], state[f"{name}.rows"] = merged[0], merged[1].reshape(-1, *shape)
+    _merge(*old, keys, rows.reshape(-1, width), order, divisor, all_keys, all_rows)
+    state[f"{name}.keys"], state[f"{name}.rows"] = all_keys, all_rows.reshape(-1, *shape)
 
 
 @numba.njit(cache=True)
-def _merge(
-    old_keys: Any, old_rows: Any, fold: Any, n_items: Any, keys: Any, rows: Any, order: Any, divisor: Any
-) -> Any:
-    """Union of two keyed tables, the second (visited in `order`, rows divided) winning; one pass, one copy.
-
-    Rows of the first are multiplied by what their client's decay leaves of them.
-    """
-    size, a, b = old_keys.size, 0, 0
-    for b in range(keys.size):  # count what is new
+def _size(old_keys: Any, keys: Any, order: Any) -> Any:
+    """How many keys two sorted lists have together, the second visited in `order`."""
+    size, a = old_keys.size, 0
+    for b in range(keys.size):
         k = keys[order[b]]
         while a < old_keys.size and old_keys[a] < k:
             a += 1
         size += a == old_keys.size or old_keys[a] != k
-    all_keys, all_rows = np.empty(size, old_keys.dtype), np.empty((size, old_rows.shape[1]), old_rows.dtype)
+    return size
+
+
+@numba.njit(cache=True)
+def _merge(
+    old_keys: Any, old_rows: Any, fold: Any, n_items: Any, keys: Any, rows: Any, order: Any, divisor: Any,
+    all_keys: Any, all_rows: Any,
+) -> None:  # fmt: skip
+    """Union of two keyed tables, the second (visited in `order`, rows divided) winning; one pass, one copy.
+
+    Rows of the first are multiplied by what their client's decay leaves of them.
+    """
     a, b = 0, 0
-    for n in range(size):
+    for n in range(all_keys.size):
         if b < keys.size and (a == old_keys.size or keys[order[b]] <= old_keys[a]):
             k = keys[order[b]]
             all_keys[n] = k
@@ -187,4 +196,3 @@ def _merge(
             for d in range(source.size):
                 target[d] = source[d] * left
             a += 1
-    return all_keys, all_rows
