@@ -169,10 +169,9 @@ class DeviceScorer:
 
     def scores(self, users: I64) -> npt.NDArray[np.floating]:
         """Scores of the whole catalogue, [users, items]."""
-        if not self.algorithm.keeps and kernel_pair.answers(self.algorithm, self.data):
+        if kernel_pair.answers(self.algorithm, self.data):
             task = task_of(self.algorithm, self.data, self.state, self.context(0), users)
-            whole: Array = kernel_pair.whole_catalogue(self.algorithm, task)
-            return whole
+            return kernel_pair.scores(self.algorithm, task)
         result = np.empty((users.size, self.data.n_items), dtype=np.float32)
         worked = self.fused and (self.algorithm.keeps or self.algorithm.serve)
         step = max(1, (SCORES_PER_CALL if worked else SCORES_PER_BLOCK) // self.data.n_items)
@@ -191,6 +190,10 @@ class DeviceScorer:
             chosen = slice(None) if who is None else who
             flat: Array = fused.linear_pairs(item, user[chosen], bias[chosen], probe)
             return flat
+        if kernel_pair.answers(self.algorithm, self.data):
+            everybody = np.arange(self.data.n_users) if who is None else who
+            task = task_of(self.algorithm, self.data, self.state, self.context(0), everybody, probe)
+            return kernel_pair.scores(self.algorithm, task)
         width = max(int(probe.lengths.max(initial=0)), 1)
         result = np.empty(probe.values.size, dtype=np.float32)
         step = max(1, SCORES_PER_BLOCK // width)

@@ -59,6 +59,31 @@ def own_scores(
                 scores[u, j] += scale[u, 1] * _dot(w, first[j])
 
 
+@numba.njit(cache=True, parallel=True, fastmath=FAST)
+def own_pairs(
+    common: Any, first: Any, user: Any, bias: Any, clients: Any, keys: Any, rows: Any, begin: Any, end: Any,
+    scale: Any, probe: Any, probe_at: Any, scores: Any,
+) -> None:  # fmt: skip
+    """The same for a few items of each user, flat like the probe."""
+    n_items = common.shape[0]
+    for u in numba.prange(user.shape[0]):
+        w = user[u]
+        for e in range(probe_at[u], probe_at[u + 1]):
+            j = probe[e]
+            key, low, high = clients[u] * n_items + j, begin[u], end[u]
+            while low < high:
+                middle = (low + high) // 2
+                if keys[middle] < key:
+                    low = middle + 1
+                else:
+                    high = middle
+            scores[e] = bias[u] + _dot(w, common[j])
+            if low < end[u] and keys[low] == key:
+                scores[e] += scale[u, 0] * _dot(w, rows[low])
+            else:
+                scores[e] += scale[u, 1] * _dot(w, first[j])
+
+
 @numba.njit(cache=True)
 def list_rows(at: Any, n: Any, tick: Any, stamp: Any, places: Any, listed: Any, times: Any) -> Any:
     """Distinct rows of a batch and how often each occurs; returns their number."""

@@ -177,24 +177,28 @@ def _encoded(algorithm: Algorithm, task: Task, item: Any, store: Store, left: An
 
 
 def answers(algorithm: Algorithm, data: TrainingSet) -> bool:
-    """Whether `whole_catalogue` can score for an algorithm: common rows plus own ones, each client a user."""
+    """Whether `scores` can answer for an algorithm: common rows plus own ones, each client a user."""
     model = algorithm.model
     added = isinstance(model, AdditiveModel) and isinstance(model.host, LinearScorer)
     private = all(algorithm.roles[n] is Role.PRIVATE for n in ("user", "bias") if n in algorithm.specs)
-    return (added or _lonely(algorithm)) and private and data.silos is None and not algorithm.serve
+    alone = data.silos is None and not algorithm.serve and not algorithm.keeps
+    return (added or _lonely(algorithm)) and private and alone
 
 
-def whole_catalogue(algorithm: Algorithm, task: Task) -> Any:
-    """Scores of every item for the cohort, with the server's newest table and the devices' own rows."""
+def scores(algorithm: Algorithm, task: Task) -> devices.Array:
+    """With the server's newest table and the devices' own rows: [cohort, items], or flat like the probe if any."""
     own = "item" if _lonely(algorithm) else "item.own"
     user, bias = user_side(algorithm, task)
     store = _store(algorithm, task, own)
     common = np.zeros_like(store.first) if _lonely(algorithm) else task.server["item"]
-    scores = np.empty((task.cohort.size, task.data.n_items), np.float32)
-    fused_pair.own_scores(
-        common, store.first, user, bias, task.cohort, store.keys, store.rows, store.begin, store.scale, scores
-    )
-    return scores
+    read = (common, store.first, user, bias, task.cohort, store.keys, store.rows, store.begin)
+    if task.probe is None:
+        whole = np.empty((task.cohort.size, task.data.n_items), np.float32)
+        fused_pair.own_scores(*read, store.scale, whole)
+        return whole
+    flat = np.empty(task.probe.values.size, np.float32)
+    fused_pair.own_pairs(*read, store.end, store.scale, task.probe.values, task.probe.offsets, flat)
+    return flat
 
 
 def _kept(
