@@ -69,7 +69,7 @@ REASONS = {
         "the paper's is below popularity, ours at its level with any rate that does not diverge", {"item_factor": 4.0}
     ),
     ("fedncf-dual", "ml-100k"): Reason(NOT_RATES, {"item_factor": 0.5}),
-    ("fedncf-dual", "ml-1m"): Reason(NOT_RATES, {"item_factor": 0.5}),
+    ("fedncf-dual", "ml-1m"): Reason(NO_RATE, {"item_factor": 0.5}),
     ("fedncf-dual", "lastfm-2k-tags"): Reason("not the rates: twice as high diverges, half", {"item_factor": 0.25}),
     ("fedrecon", "ml-1m"): Reason(CARRIED, {"item_factor": 2.0}),
     ("fedrecon", "lastfm-2k-tags"): Reason(CARRIED, {"item_factor": 1.0}),
