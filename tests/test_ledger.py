@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedmosaic.cards import book
-from fedmosaic.cards.card import NAMES, Card, Claim, Results, card_table
+from fedmosaic.cards.card import MANY, NAMES, Card, Claim, Results, card_table
 from fedmosaic.cards.draw_curves import draw_learning
 from fedmosaic.cards.draw_rows import draw_tsne
 from fedmosaic.cards.shelf import CARDS
@@ -99,7 +99,7 @@ def test_a_book_is_written_from_the_ledger_alone(
 
 def test_the_published_tables_are_those_of_the_published_ledger(tmp_path: Path) -> None:
     docs = Path(__file__).parent.parent / "docs"
-    results = Results(tmp_path, 3, False, ledger=Ledger.read(docs / "ledger.jsonl"))
+    results = Results(tmp_path, MANY, False, ledger=Ledger.read(docs / "ledger.jsonl"))
     text = (docs / "results.md").read_text()
     missing = [name for name, card in CARDS.items() if card_table(card, results).markdown() not in text]
     assert missing == [], "write it again: fedmosaic reproduce all --ledger docs/ledger.jsonl -o docs/results.md"
