@@ -18,7 +18,6 @@ from fedmosaic.models.ncf import NCF
 from fedmosaic.objective import bce
 from fedmosaic.personalise.dual import dual
 from fedmosaic.ragged import Ragged
-from fedmosaic.runtime import kernel
 from fedmosaic.runtime.answer import DeviceScorer
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.server import Server
@@ -60,14 +59,6 @@ def small(name: str, **changes: Any) -> Federation:
 @pytest.mark.parametrize("name", METHODS)
 def test_engine_law(name: str) -> None:
     check_engines(small(name))
-
-
-@pytest.mark.parametrize("batch_size", [7, 16, 1024])
-@pytest.mark.parametrize("name", ["mf", "ncf"])
-def test_engine_law_of_central_methods(name: str, batch_size: int) -> None:
-    federation = small(name, batch_size=batch_size, local_epochs=2, decay=0.01, negatives=3)
-    assert kernel.unfit(federation.algorithm, toy_training_set().pooled()) == ""
-    check_engines(federation)
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in ("mf", "ncf", "neumf")])

@@ -25,12 +25,11 @@ from fedmosaic.personalise.mixing import MixedModel, NTKWeight, decorrelation, d
 from fedmosaic.personalise.sharpness import UphillSlope, climb, sharpness_aware
 from fedmosaic.privacy.noise import clipped, noisy
 from fedmosaic.ragged import Ragged
-from fedmosaic.runtime import devices, kernel
-from fedmosaic.runtime.devices import Place
+from fedmosaic.runtime import kernel
 from fedmosaic.runtime.federation import Federation
 from fedmosaic.server import Server
 from fedmosaic.testing import check_chunks, check_engines, check_privacy, digest, run_rounds, toy_training_set
-from fedmosaic.tree import Axis, Init, Role
+from fedmosaic.tree import Init, Role
 
 RAP: dict[str, Any] = {"dim": 4, "table_rate": 2.0, "decay": 0.01, "local_epochs": 3, "batch_size": 32, "rounds": 3}
 MIX: dict[str, Any] = {"dim": 4, "batch_size": 16, "item_rate": 2.0, "rounds": 3}
@@ -213,29 +212,6 @@ def test_untouched_own_rows_shrink_by_one_number_per_client() -> None:
         start = federation.start(data, 1)["server/item"]
         others = np.setdiff1d(np.arange(data.n_items), touched)
         np.testing.assert_allclose(state["server/item"][others], start[others] * wanted, rtol=1e-4)
-
-
-def test_a_store_with_decay_is_a_dense_table_that_decays() -> None:
-    """Strong decay, so that factors are folded into stored rows many times; cohorts and rows change every round."""
-    rng, clients, items = np.random.default_rng(0), 6, 9
-    first = rng.standard_normal((items, 2)).astype(np.float32)
-    dense = np.tile(first.astype(np.float64), (clients, 1, 1))
-    state: dict[str, Any] = {}
-    every = Ragged.from_rows([list(range(items))] * clients)
-    whole = Place(np.arange(clients), Ragged.from_rows([[c] for c in range(clients)]), every, items)
-    for _ in range(12):
-        cohort = np.sort(rng.choice(clients, 4, replace=False))
-        factor = (10.0 ** -rng.uniform(2, 5, cohort.size)).astype(np.float32)
-        touched = Ragged.from_rows([sorted(rng.choice(items, 3, replace=False)) for _ in cohort])
-        place = Place(cohort, Ragged.from_rows([[c] for c in cohort]), touched, items)
-        values = rng.standard_normal((touched.values.size, 2)).astype(np.float32)
-        dense[cohort] *= factor[:, None, None]
-        dense[cohort[touched.rows], touched.values] = values
-        held = {"own": [(Axis.ITEM, place, values)], "own.scale": [(Axis.WHOLE, place, factor)]}
-        devices.write(state, held, clients, clients)
-        found = devices.read(state, "own", Axis.ITEM, whole, np.tile(first, (clients, 1)))
-        np.testing.assert_allclose(found.reshape(dense.shape), dense, rtol=2e-5, atol=1e-30)
-    assert (state["own.scale"][:, 0] > 1e-12).all()
 
 
 def test_a_threshold_makes_the_shared_table_sparse_and_saves_bytes() -> None:

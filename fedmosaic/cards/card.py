@@ -49,9 +49,7 @@ class Reason:
 
     words: str
     tried: Mapping[str, Any] = field(default_factory=dict)  # other settings; paper's pool, seed 0
-    curve: bool = (
-        False  # say in which round (of the run with other settings, if any) validation passes the published HR
-    )
+    curve: bool = False  # say in which round validation passes the published HR, in that run if there is one
 
     def text(self, claim: Claim, pool: str, results: Results) -> str:
         """The words, and what the run found."""

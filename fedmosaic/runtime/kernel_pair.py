@@ -181,8 +181,8 @@ def answers(algorithm: Algorithm, data: TrainingSet) -> bool:
     model = algorithm.model
     added = isinstance(model, AdditiveModel) and isinstance(model.host, LinearScorer)
     private = all(algorithm.roles[n] is Role.PRIVATE for n in ("user", "bias") if n in algorithm.specs)
-    alone = data.silos is None and not algorithm.serve and not algorithm.keeps
-    return (added or _lonely(algorithm)) and private and alone
+    newest = not algorithm.serve and not algorithm.keeps  # nothing is rebuilt or tuned for an answer
+    return (added or _lonely(algorithm)) and private and newest and data.silos is None
 
 
 def scores(algorithm: Algorithm, task: Task) -> devices.Array:

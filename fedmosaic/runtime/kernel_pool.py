@@ -64,20 +64,21 @@ def _work(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool) -> Blo
     (move,) = one.phases[0].moves
     assert isinstance(move.rule, Adam)
     rates, settings = np.full(1, value_of(move.rate, ctx), dtype=np.float32), move.rule.numbers
-    net, layers = isinstance(algorithm.model, NCF), network(algorithm)
-    third = _joined(block, layers) if net else _table(block, "bias")
+    model, layers = algorithm.model, network(algorithm)
+    widths = tower_widths(model) if isinstance(model, NCF) else None
+    third = _table(block, "bias") if widths is None else _joined(block, layers)
     sides = (_table(block, "item"), _table(block, "user"), third, rates, settings)
     examples = (block.rows, block.examples.users, block.examples.labels, one.batch_size)
     chosen, offsets = block.examples.part(one.part)
     for epoch in range(one.epochs):
         order = chosen[shuffled(offsets, block.examples.numbers, seed=ctx.own_seed, round=ctx.round, epoch=epoch)]
-        if isinstance(algorithm.model, NCF):
-            block.loss += _net_epoch(order, *examples, tower_widths(algorithm.model), *sides)
-        else:
+        if widths is None:
             block.loss += _linear_epoch(order, *examples, *sides)
+        else:
+            block.loss += _net_epoch(order, *examples, widths, *sides)
         block.seen += order.size
         block.steps += -(-order.size // one.batch_size)
-    if net:
+    if widths is not None:
         _put_back(block, layers, third)
     return block
 
