@@ -85,7 +85,7 @@ class NetworkSettings(FederatedSettings):
 class DualNetworkSettings(NetworkSettings):
     """Settings of dual personalisation on FedNCF: every device has a network of its own."""
 
-    # Validation is best between rounds 30 and 45 on all data sets of the paper; later rounds overfit, and may diverge.
+    # Validation is mostly best between rounds 20 and 50; later rounds overfit, and may diverge.
     rounds: int = Field(default=60, ge=1, description="rounds of training")
     user_rate: float = Field(default=3.0, gt=0, description="rate of user vectors")
     item_factor: float = Field(default=2.0, gt=0, description="item rate = rate · items · factor (PFedRec's rule)")

@@ -140,21 +140,30 @@ def holding(algorithm: Algorithm, task: Task, place: Place) -> Block:
     return Block(place, examples, nothing.astype(np.int64), params, {}, {}, {}, {}, {})
 
 
+def common_tables(algorithm: Algorithm, state: State) -> dict[str, Array]:
+    """Rows and layers of one client that holds everybody."""
+    n_items, found = int(state["n_items"][0]), {}
+    everything = Ragged(np.arange(n_items, dtype=np.int32), np.array([0, n_items]))
+    place = Place(np.zeros(1, np.int64), Ragged.from_rows([[]]), everything, n_items)
+    for name, spec in algorithm.specs.items():
+        if spec.axis is Axis.ITEM:
+            first = first_table(spec, int(state["seed"][0]), n_items)
+            found[name] = devices.read(state, algorithm.shelf(name), spec.axis, place, first)
+        elif spec.axis is Axis.WHOLE:
+            found[name] = state[algorithm.shelf(name)][0]
+    return found
+
+
 def in_common(algorithm: Algorithm, data: TrainingSet, state: State) -> tuple[Algorithm, TrainingSet, State]:
     """One client that holds everybody, seen as a server and its users: rows and layers are common, vectors their own.
 
     Answers are the same, and found in the ways that are short for common tables.
     """
-    everything = Ragged(np.arange(data.n_items, dtype=np.int32), np.array([0, data.n_items]))
-    place = Place(np.zeros(1, np.int64), data.members(np.zeros(1, np.int64)), everything, data.n_items)
-    roles, common = dict(algorithm.roles), {"last": np.zeros(data.n_users, np.int64)}
-    for name, spec in algorithm.specs.items():
-        if spec.axis is not Axis.USER:
-            roles[name] = Role.SHARED
-            first = first_table(spec, int(state["seed"][0]), data.n_items) if spec.axis is Axis.ITEM else np.empty(0)
-            own = devices.read(state, algorithm.shelf(name), spec.axis, place, first)
-            common[f"server/{name}"] = own if spec.axis is Axis.ITEM else own[0]
-    return replace(algorithm, roles=roles, local=()), replace(data, silos=None), {**state, **common}
+    tables = common_tables(algorithm, state)
+    roles = {**algorithm.roles, **dict.fromkeys(tables, Role.SHARED)}
+    server = {f"server/{name}": table for name, table in tables.items()}
+    last = {"last": np.zeros(data.n_users, np.int64)}
+    return replace(algorithm, roles=roles, local=()), replace(data, silos=None), {**state, **server, **last}
 
 
 @dataclass(frozen=True, eq=False)

@@ -162,10 +162,8 @@ class Federation:
         specs = [s for s in self.algorithm.specs.values() if s.axis is Axis.ITEM]
         tables = [state[f"server/{s.name}"] for s in specs if s.name in self.algorithm.received]
         if self.pooled:  # one client: its own rows are everybody's
-            for spec in specs:
-                table = spec.table(int(state["seed"][0]), int(state["n_items"][0]))
-                table[state[f"private/{spec.name}.keys"]] = state[f"private/{spec.name}.rows"]
-                tables.append(table)
+            everybodys = answer.common_tables(self.algorithm, state)
+            tables += [everybodys[spec.name] for spec in specs]
         if not tables:
             raise SettingsError("this method holds no item table that is common to all users")
         return np.concatenate(tables, axis=1)
