@@ -19,7 +19,7 @@ from fedmosaic.folder import RunFolder
 from fedmosaic.store import read_json, write_atomic
 
 CUT = "@10"
-PARTS = ("validation", "test")
+PARTS = ("validation", "test", "chance")
 COPIED = ("rounds", "best_round", "protocol", "cost", "table")
 PACKAGES = ("fedmosaic", "numpy", "numba", "torch")
 CURVE = ("seconds", "bytes_up", "loss")
@@ -45,8 +45,9 @@ class Record:
         written = (folder.place / "summary.json").stat().st_mtime
         made = {"date": f"{datetime.fromtimestamp(written, UTC):%Y-%m-%d}", "python": env["python"]}
         summary = {name: found[name] for name in COPIED if name in found}
+        judged = found | found["reference"]
         for part in PARTS:
-            tables = {k: v for k, v in found.get(part, {}).items() if k in ("sampled", "full")}
+            tables = {k: v for k, v in judged.get(part, {}).items() if k in ("sampled", "full")}
             summary[part] = {k: {m: _short(x) for m, x in v.items() if m.endswith(CUT)} for k, v in tables.items()}
         return cls(
             folder.place.name,

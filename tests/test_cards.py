@@ -21,8 +21,10 @@ from fedmosaic.cards.shelf import CARDS
 from fedmosaic.cli import app
 from fedmosaic.data.sources import SOURCES
 from fedmosaic.errors import UnknownNameError
+from fedmosaic.run import load_ranks
 
-TOY: dict[str, Any] = {"users": 50, "items": 40, "per_user": 8, "ties": "hash", "dim": 4, "rounds": 3}
+SHOP: dict[str, Any] = {"users": 50, "items": 40, "per_user": 8, "ties": "hash"}
+TOY: dict[str, Any] = {**SHOP, "dim": 4, "rounds": 3}
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -34,7 +36,8 @@ def test_every_claim_is_a_run_that_can_be_made(name: str) -> None:
             assert settings.dataset in SOURCES
             if quick:
                 assert settings.dataset in ("ml-100k", "filmtrust-5")
-    assert len({(c.row, c.data) for c in card.claims}) == len(card.claims), "a row appears twice"
+    rows = card.rows(False)
+    assert len({(c.row, c.data) for c in rows}) == len(rows), "a row appears twice"
     assert card.plan(1, True), "nothing of this card runs in quick mode"
 
 
@@ -54,9 +57,15 @@ def test_seeds_are_five_where_cheap_three_elsewhere_and_never_more_than_wanted()
     assert {len(c.seed_range(9)) for c in main} == {3, 5}
 
 
+@pytest.mark.parametrize("name", CARDS)
+def test_chance_popularity_and_local_only_stand_in_every_table(name: str, tmp_path: Path) -> None:
+    rows = card_table(CARDS[name], Results(tmp_path, 1, False)).rows
+    for data in dict.fromkeys(row[1] for row in rows):
+        assert [row[0] for row in rows if row[1] == data][:3] == ["chance", "popularity", "local-only"]
+
+
 def toy(row: str, method: str, **given: Any) -> Claim:
-    known = {k: v for k, v in TOY.items() if method != "popularity" or k not in ("dim", "rounds")}
-    return Claim(row, "synthetic", method, {**known, **given}, quick=None)
+    return Claim(row, "synthetic", method, {**TOY, **given}, quick=None)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +85,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Card], Re
         "sensitivity": (tuple(toy(f"width {d}", "fedmf", **rates, dim=d) for d in (2, 4)), draw_sensitivity),
         "land": ((toy("host", "fedneumf"), toy("sharp", "fedrecgel")), draw_landscapes),
     }
-    made = {n: Card(n, "a paper", f"title of {n}", claims, "words", draw=draw) for n, (claims, draw) in cards.items()}
+    made = {
+        n: Card(n, "a paper", f"title of {n}", claims, "words", draw=draw, protocol={"synthetic": SHOP})
+        for n, (claims, draw) in cards.items()
+    }
     results = Results(tmp_path_factory.mktemp("runs"), 2, False)
     done = book.run_cards(list(made.values()), results)
     assert done.failed == []
@@ -135,6 +147,18 @@ def test_estimates_are_means_over_seeds(shelf: tuple[dict[str, Card], Results]) 
     assert found.deviation[0] == pytest.approx(np.std(values, ddof=1))
 
 
+def test_chance_is_ten_of_the_candidates(shelf: tuple[dict[str, Card], Results]) -> None:
+    cards, results = shelf
+    card = cards["learning"]
+    popularity = card.rows(False)[0]
+    (place,) = results.states(popularity, "strict")
+    chance = card_table(card, results).rows[0]
+    assert chance[0] == "chance"
+    for cell, protocol in ((chance[4], "sampled"), (chance[5], "full")):
+        candidates = load_ranks(place, protocol).candidates
+        assert cell.split(" / ")[0] == f"{100 * np.minimum(1, 10 / candidates).mean():.2f}"
+
+
 def test_a_book_says_what_it_rests_on(shelf: tuple[dict[str, Card], Results], tmp_path: Path) -> None:
     cards, results = shelf
     claims = (
@@ -190,5 +214,5 @@ def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
         find("table2", CARDS)
     words = ["reproduce", "pfedrec-figure3", "--gather", "--json", "--runs", str(tmp_path)]
     (found,) = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
-    assert found["rows"][0]["`legacy`"] == "not run"
+    assert {row["`legacy`"] for row in found["rows"]} == {"not run"}
     assert found["verdicts"] == []

@@ -21,7 +21,7 @@ def run_cards(
     """All runs of all cards, each once, the first seed of everything before the second."""
     planned = [s for card in cards for s in card.plan(results.seeds, results.quick)]
     planned.sort(key=lambda s: s.seed)
-    keep = {s.key() for card in cards if card.states for s in card.plan(results.seeds, results.quick)}
+    keep = {s.key() for card in cards for s in card.kept(results.seeds, results.quick)}
     return run_study(
         planned,
         results.parent,
@@ -75,7 +75,7 @@ def _versions(cards: Sequence[Card], results: Results) -> str:
     """Days, Python and packages of the runs themselves; several, where they were made at different times."""
     days: dict[str, set[str]] = {}
     for card in cards:
-        for record in (r for c in card.chosen(results.quick) for pool in card.pools for r in results.records(c, pool)):
+        for record in (r for c in card.rows(results.quick) for pool in card.pools for r in results.records(c, pool)):
             days.setdefault(record.versions, set()).add(record.made["date"])
     found = [f"{' to '.join(dict.fromkeys((min(d), max(d))))} with {versions}" for versions, d in sorted(days.items())]
     return "; ".join(found) or "nothing yet"

@@ -31,6 +31,8 @@ SEEDS = 3
 CHEAP = ("fedmf", "pfedrec")  # a few seconds a run, but for the largest data set: five seeds
 MANY = 5
 QUICK_DATA = ("ml-100k", "filmtrust-5")
+# Rows that stand in every table, before those of the paper: method, settings, rounds in quick mode
+REFERENCES: tuple[tuple[str, dict[str, Any], int], ...] = (("popularity", {}, 1), ("local-only", {"rounds": 30}, 6))
 NAMES = {
     "ml-100k": "ML-100K",
     "ml-1m": "ML-1M",
@@ -130,23 +132,43 @@ class Card:
     pools: tuple[str, ...] = ("legacy", "strict")  # the first is the paper's
     draw: Draw | None = None
     states: bool = False  # whether its drawings look into trained states, which are then kept
+    protocol: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by data set, what all of its runs share
 
     def chosen(self, quick: bool) -> list[Claim]:
         """The claims that are run: all, or the small ones."""
         return [c for c in self.claims if not quick or (c.data in QUICK_DATA and c.quick != 0)]
 
+    def rows(self, quick: bool) -> list[Claim]:
+        """The rows of the table: by data set, the references and then the claims."""
+        chosen = self.chosen(quick)
+        found = []
+        for data in dict.fromkeys(c.data for c in chosen):
+            shared = self.protocol.get(data, {})
+            found += [
+                Claim(method, data, method, {**shared, **given}, seeds=1, quick=rounds)
+                for method, given, rounds in REFERENCES
+            ]
+            found += [c for c in chosen if c.data == data]
+        return found
+
     def plan(self, seeds: int, quick: bool) -> list[Settings]:
         """Every run of this card, those that test reasons last."""
-        chosen = self.chosen(quick)
-        rows = [
+        rows = self._settings(self.rows(quick), seeds, quick)
+        tested = [c.trial() for c in self.chosen(quick) if c.reason is not None and c.reason.tried and not quick]
+        return rows + [trial.settings(self.pools[0], 0, quick) for trial in tested]
+
+    def kept(self, seeds: int, quick: bool) -> list[Settings]:
+        """The runs whose trained states its drawings look into."""
+        return self._settings(self.chosen(quick), seeds, quick) if self.states else []
+
+    def _settings(self, claims: Sequence[Claim], seeds: int, quick: bool) -> list[Settings]:
+        return [
             claim.settings(pool, seed, quick)
             for seed in range(seeds)
-            for claim in chosen
+            for claim in claims
             if seed in claim.seed_range(seeds)
             for pool in claim.pools or self.pools
         ]
-        tested = [c.trial() for c in chosen if c.reason is not None and c.reason.tried and not quick]
-        return rows + [trial.settings(self.pools[0], 0, quick) for trial in tested]
 
 
 @dataclass(frozen=True)
@@ -195,9 +217,10 @@ class Results:
         wanted = [claim.settings(pool, seed, self.quick) for seed in claim.seed_range(self.seeds)]
         return cells(wanted, self.parent)
 
-    def estimate(self, claim: Claim, pool: str, protocol: str = "sampled") -> Estimate | None:
-        """Test metrics over seeds; none where nothing is finished."""
-        found = [[100 * r.summary["test"][protocol][m] for m in METRICS] for r in self.records(claim, pool)]
+    def estimate(self, claim: Claim, pool: str, protocol: str = "sampled", part: str = "test") -> Estimate | None:
+        """Test metrics (or what chance would give) over seeds; none where nothing is finished."""
+        known = [r.summary[part] for r in self.records(claim, pool) if part in r.summary]
+        found = [[100 * tables[protocol][m] for m in METRICS] for tables in known]
         if not found:
             return None
         (hr, ndcg), values = np.mean(found, axis=0), np.array(found)
@@ -243,23 +266,28 @@ def card_table(card: Card, results: Results) -> Table:
     for verdict in verdicts(card, results):
         judged.setdefault((verdict.claim.row, verdict.claim.data), []).append(verdict)
     rows = []
-    for claim in card.chosen(results.quick):
-        found = {pool: results.estimate(claim, pool) for pool in card.pools}
-        full = results.estimate(claim, card.pools[-1], "full")
-        rows.append(
-            (
-                claim.row,
-                NAMES.get(claim.data, claim.data),
-                " / ".join("" if p is None else f"{p:.2f}" for p in claim.paper) if any(claim.paper) else "",
-                *("not run" if e is None else e.text() for e in found.values()),
-                "" if full is None else full.text(),
-                _counts([0 if e is None else e.seeds for e in found.values()]),
-                _words(judged.get((claim.row, claim.data), [])),
-            )
-        )
+    for claim in card.rows(results.quick):
+        words = _words(judged.get((claim.row, claim.data), []))
+        if claim.method == REFERENCES[0][0]:
+            rows.append(_row(card, replace(claim, row="chance"), results, "chance", ""))
+        rows.append(_row(card, claim, results, "test", words))
     pools = [f"`{pool}`" for pool in card.pools]
     header = ("row", "data", "paper", *pools, f"`{card.pools[-1]}`, full ranking", "seeds", "verdict")
     return Table(card.title, header, tuple(rows))
+
+
+def _row(card: Card, claim: Claim, results: Results, part: str, verdict: str) -> tuple[str, ...]:
+    found = [results.estimate(claim, pool, part=part) for pool in card.pools]
+    full = results.estimate(claim, card.pools[-1], "full", part)
+    return (
+        claim.row,
+        NAMES.get(claim.data, claim.data),
+        " / ".join("" if p is None else f"{p:.2f}" for p in claim.paper) if any(claim.paper) else "",
+        *("not run" if e is None else e.text() for e in found),
+        "" if full is None else full.text(),
+        _counts([0 if e is None else e.seeds for e in found]),
+        verdict,
+    )
 
 
 def _counts(seeds: Sequence[int]) -> str:

@@ -49,8 +49,6 @@ def _main() -> list[Claim]:
     for data, (plain, _) in PUBLISHED.items():
         released, why = {**SETTINGS[data], **RELEASED}, REASONS[data]
         found += [
-            Claim("popularity", data, "popularity", seeds=1, quick=1),
-            Claim("local-only", data, "local-only", {"rounds": 30}, seeds=1, quick=4),
             Claim("FedMF", data, "fedmf", quick=20),
             Claim("PFedRec", data, "pfedrec", quick=20),
             Claim("FedRAP, as released", data, "fedrap", released, plain, quick=4, reason=why),
