@@ -19,29 +19,35 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save
+from safetensors.numpy import load, save, save_file
 
 from fedmosaic.errors import RunError
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Replace a file at once: a reader, or a crash, sees the old content or the new."""
-    data = content.encode() if isinstance(content, str) else content
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A new file to be written, which takes the place of the old one at once when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     scratch = Path(name)
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield scratch
+        os.fsync(handle)
         scratch.replace(path)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(handle)
     _sync_folder(path.parent)
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Replace a file at once: a reader, or a crash, sees the old content or the new."""
+    with _replacing(path) as scratch:
+        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -67,16 +73,21 @@ def read_lines(path: Path) -> list[Any]:
 
 def save_tensors(path: Path, tensors: Tensors, meta: Mapping[str, Any] | None = None) -> None:
     """Write tensors with JSON metadata and a digest over both."""
-    write_atomic(path, pack(tensors, meta))
+    whole, header = _described(tensors, meta)
+    with _replacing(path) as scratch:
+        save_file(whole, scratch, header)  # straight from where the tensors lie: they may fill half of the memory
 
 
 def pack(tensors: Tensors, meta: Mapping[str, Any] | None = None) -> bytes:
-    """Tensors, JSON metadata and a digest over both, as bytes."""
+    """The same as bytes."""
+    return bytes(save(*_described(tensors, meta)))
+
+
+def _described(tensors: Tensors, meta: Mapping[str, Any] | None) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     whole = {name: np.ascontiguousarray(t) for name, t in tensors.items()}
     described = json.dumps(dict(meta or {}), sort_keys=True)
     # One key only: the order of several is not fixed by the format, and equal content must be equal bytes.
-    header = json.dumps({"meta": described, "sha256": digest_of(whole, described)})
-    return bytes(save(whole, metadata={"fedmosaic": header}))
+    return whole, {"fedmosaic": json.dumps({"meta": described, "sha256": digest_of(whole, described)})}
 
 
 def load_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedmosaic import memory
 from fedmosaic.evaluate import Scorer
 from fedmosaic.ragged import I64, Ragged
 
@@ -134,6 +135,9 @@ def train(
 ) -> Iterator[Step]:
     """Rounds done+1 .. method.rounds; the caller evaluates, stores, or stops."""
     current = method.start(data, seed) if state is None else state
-    for number in range(done + 1, method.rounds + 1):
-        current, record, answers = method.advance(data, current, number, seed, probe)
-        yield Step(number, current, record, answers)
+    try:
+        for number in range(done + 1, method.rounds + 1):
+            current, record, answers = method.advance(data, current, number, seed, probe)
+            yield Step(number, current, record, answers)
+    finally:
+        memory.release()

@@ -13,7 +13,7 @@ import fedmosaic
 ROOT = Path(fedmosaic.__file__).parent
 # A module may import only from rooms at its own height or below.
 FLOORS = [
-    {"errors", "presets", "keys", "ragged", "store", "tree", "spectrum"},
+    {"errors", "presets", "keys", "memory", "ragged", "store", "tree", "spectrum"},
     {"data", "metrics", "evaluate", "training"},
     {"local", "models", "objective", "upload", "server"},
     {"algorithm"},

@@ -25,6 +25,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedmosaic import memory
 from fedmosaic.errors import ScoreError
 from fedmosaic.ragged import I64, Ragged
 from fedmosaic.training import State, TrainingSet
@@ -151,8 +152,7 @@ def _write_rows(state: dict[str, Array], name: str, parts: list[Stored], fold: F
     old_keys = state.get(f"{name}.keys", np.zeros(0, dtype=keys.dtype))
     old_rows = state.get(f"{name}.rows", np.zeros((0, *shape), dtype=rows.dtype))
     size = _size(old_keys, keys, order)
-    # NumPy's own memory: in large pages where there are any, which halves the price of a table of gigabytes
-    all_keys, all_rows = np.empty(size, keys.dtype), np.empty((size, width), rows.dtype)
+    all_keys, all_rows = memory.empty((size,), keys.dtype), memory.empty((size, width), rows.dtype)
     old = (old_keys, old_rows.reshape(-1, width), fold, n_items)
     _merge(*old, keys, rows.reshape(-1, width), order, divisor, all_keys, all_rows)
     state[f"{name}.keys"], state[f"{name}.rows"] = all_keys, all_rows.reshape(-1, *shape)

@@ -17,7 +17,7 @@ import numba
 import numpy as np
 import torch
 
-from fedmosaic import keys
+from fedmosaic import keys, memory
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.local import SGD, Context, plain_slope, value_of
 from fedmosaic.models.mf import LinearScorer
@@ -211,7 +211,8 @@ def _kept(
     place = Place(task.cohort, task.data.members(task.cohort), touched, task.data.n_items)
     parts: dict[str, list[devices.Stored]] = {}
     if not store.restart:
-        parts[algorithm.shelf(name)] = [(Axis.ITEM, place, store.out_rows[at])]
+        rows = memory.empty((at.size, store.out_rows.shape[1]), np.float32)
+        parts[algorithm.shelf(name)] = [(Axis.ITEM, place, np.take(store.out_rows, at, 0, rows, mode="clip"))]
         if any(move.spreads for move in algorithm.moves if name in move.names):
             parts[f"{algorithm.shelf(name)}.scale"] = [(Axis.WHOLE, place, shrunk[:, 0])]
     if "item.mix" in algorithm.specs:
@@ -236,8 +237,8 @@ def _store(algorithm: Algorithm, task: Task, name: str) -> Store:
         end=np.searchsorted(stored, (cohort + 1) * data.n_items),
         first=np.array(task.server[name] if name in task.server else first_table(spec, task.ctx.seed, data.n_items)),
         out_at=out_at,
-        out_items=np.empty(out_at[-1], np.int32),
-        out_rows=np.empty((out_at[-1], dim), np.float32),
+        out_items=memory.empty((out_at[-1],), np.int32),
+        out_rows=memory.empty((out_at[-1], dim), np.float32),
         out_count=np.zeros(cohort.size, np.int64),
         sent=np.empty((out_at[-1] if algorithm.upload.stack else 0, dim), np.float32),
     )

@@ -1,0 +1,68 @@
+"""Recycled memory: never one block for two readers, used again when it is idle, given back in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from fedmosaic import memory
+
+ROWS = (memory.SMALLEST // 16, 4)  # the smallest table that is recycled
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> Iterator[None]:
+    memory.release()
+    yield
+    memory.release()
+
+
+def where(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def test_a_block_has_one_reader_however_it_is_looked_at() -> None:
+    table = memory.empty(ROWS, np.float32)
+    first, view = where(table), table.reshape(-1)[7:].view(np.int32)
+    del table
+    other = memory.empty(ROWS, np.float32)
+    assert where(other) != first, "a block was handed out although a view of it is still there"
+    del view
+    assert where(memory.empty(ROWS, np.float32)) == first
+
+
+def test_tables_that_change_by_turns_need_two_blocks() -> None:
+    state, places = memory.empty(ROWS, np.float32), set()
+    for _ in range(6):
+        new = memory.empty(ROWS, np.float32)
+        places |= {where(state), where(new)}
+        state = new
+    assert len(places) == 2
+
+
+def test_outgrown_and_spare_blocks_are_given_back() -> None:
+    many = [memory.empty(ROWS, np.float32) for _ in range(3)]
+    del many
+    grown = memory.empty((int(1.5 * ROWS[0]), ROWS[1]), np.float32)
+    assert len(memory._blocks) == 1
+    assert grown.size == int(1.5 * ROWS[0]) * ROWS[1]
+
+
+def test_a_small_array_does_not_take_a_large_block() -> None:
+    large = memory.empty((4 * ROWS[0], ROWS[1]), np.float32)
+    first = where(large)
+    del large
+    assert where(memory.empty(ROWS, np.float32)) != first
+    assert where(memory.empty((4 * ROWS[0], ROWS[1]), np.float32)) == first
+    assert memory.empty((3,), np.int64).base is None
+
+
+def test_what_is_in_use_outlives_the_release() -> None:
+    table = memory.empty(ROWS, np.float32)
+    table[:] = 5
+    memory.release()
+    other = memory.empty(ROWS, np.float32)
+    other[:] = 1
+    assert (table == 5).all()
