@@ -151,7 +151,8 @@ CARDS = (
         "FedPerGNN). Rates of NCF, MF, FedNCF, FedRecon and MetaMF are not printed in the "
         "paper; ours were chosen on ML-100K (`docs/methods.md`) and carried to the others, but for FedNCF on "
         "Lastfm-2K and Amazon-Video, where they diverge: lower ones. "
-        "FedPerGNN's published row is at chance, a failed run rather than a result.",
+        "FedPerGNN's published row is at chance, a failed run rather than a result. MetaMF and FedPerGNN are run on "
+        "ML-100K only: minutes there, an hour and more on the others.",
         protocol=SETTINGS,
     ),
     Card(
