@@ -152,7 +152,7 @@ CARDS = (
         "paper; ours were chosen on ML-100K (`docs/methods.md`) and carried to the others, but for FedNCF on "
         "Lastfm-2K and Amazon-Video, where they diverge: lower ones. "
         "FedPerGNN's published row is at chance, a failed run rather than a result. MetaMF and FedPerGNN are run on "
-        "ML-100K only: minutes there, an hour and more on the others.",
+        "ML-100K only, where a run takes minutes; it takes far longer on the others.",
         protocol=SETTINGS,
     ),
     Card(
