@@ -285,7 +285,7 @@ def _row(card: Card, claim: Claim, results: Results, part: str, verdict: str) ->
         " / ".join("" if p is None else f"{p:.2f}" for p in claim.paper) if any(claim.paper) else "",
         *("not run" if e is None else e.text() for e in found),
         "" if full is None else full.text(),
-        _counts([0 if e is None else e.seeds for e in found]),
+        _counts([0 if e is None else e.seeds for e in found]) if part == "test" else "",
         verdict,
     )
 
