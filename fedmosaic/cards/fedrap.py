@@ -91,8 +91,8 @@ CARDS = (
         "The paper's figure has bars without numbers; the numbers here are those of its noise table. The authors "
         "choose the round on the test set, we on validation. With the papers' pool the own table alone, nothing "
         "shared, does as well (see the ablations); with the strict pool and the authors' settings FedRAP is far below "
-        "popularity, and at chance on Video and Lastfm-2K (where popularity is worse than chance: there are no times, and "
-        "the order of the file holds out rare artists).",
+        "popularity, and at chance on Video and Lastfm-2K (where popularity is worse than chance: there are no times, "
+        "and the order of the file holds out rare artists).",
     ),
     Card(
         "fedrap-ablations",
