@@ -37,8 +37,8 @@ CHOSEN = Reason(
 # By shared radius R: the same with lastfm-2k-tags split=last-out straddle=true ties=file rho_shared=R rho_private=0.01
 NOT_CHOSEN = {
     0.0: Reason(
-        "one of our seeds is within the band, 44.7, another is not, 45.8; not the choice of the round: the one with the "
-        "best test HR has 44.7 and 45.8 as well"
+        "one of our seeds is within the band, 44.7, another is not, 45.8; not the choice of the round: the one with "
+        "the best test HR has 44.7 and 45.8 as well"
     ),
     1.0: Reason("not the choice of the round: the one with the best test HR, 61 of 100, has 63.9 / 44.1"),
 }
