@@ -21,7 +21,7 @@ def run_cards(
     """All runs of all cards, each once, the first seed of everything before the second."""
     planned = [s for card in cards for s in card.plan(results.seeds, results.quick)]
     planned.sort(key=lambda s: s.seed)
-    keep = {s.key() for card in cards for s in card.kept(results.seeds, results.quick)}
+    keep = {s.key() for card in cards for s in card.kept(results.quick)}
     return run_study(
         planned,
         results.parent,

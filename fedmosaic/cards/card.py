@@ -157,9 +157,9 @@ class Card:
         tested = [c.trial() for c in self.chosen(quick) if c.reason is not None and c.reason.tried and not quick]
         return rows + [trial.settings(self.pools[0], 0, quick) for trial in tested]
 
-    def kept(self, seeds: int, quick: bool) -> list[Settings]:
-        """The runs whose trained states its drawings look into."""
-        return self._settings(self.chosen(quick), seeds, quick) if self.states else []
+    def kept(self, quick: bool) -> list[Settings]:
+        """The runs whose trained states its drawings look into: the first seed's."""
+        return self._settings(self.chosen(quick), 1, quick) if self.states else []
 
     def _settings(self, claims: Sequence[Claim], seeds: int, quick: bool) -> list[Settings]:
         return [
