@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from fedmosaic.hosts import LinearSettings, linear
 from fedmosaic.local import Context
@@ -34,6 +35,18 @@ def test_noise_has_its_scale_on_every_number_and_is_keyed(kind: Any, spread: flo
     other = np.zeros_like(alone)
     noise.add(other, "item", clients[:1], replace(ctx, round=4))
     assert not np.array_equal(alone, other)
+
+
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+def test_noise_follows_its_law_and_neighbours_are_independent(kind: Any) -> None:
+    total = np.zeros((20_000, 8), dtype=np.int64)
+    AddedNoise(kind, 1.0).add(total, "item", np.arange(1), Context(3, 7, 20_000, 1))
+    values = (total / SCALE).reshape(-1, 2)  # two places share a word
+    law = stats.laplace() if kind == "laplace" else stats.norm()
+    for side in values.T:
+        assert stats.kstest(side, law.cdf).pvalue > 0.01
+    for powers in (values, values**2, np.abs(values)):
+        assert abs(np.corrcoef(powers.T)[0, 1]) < 0.015  # five deviations of independent ones
 
 
 def test_clipping_bounds_the_joint_norm_of_each_client() -> None:
