@@ -91,7 +91,7 @@ def reproduce(
     results = Results(runs, 1 if quick else seeds, quick, data_dir, Ledger.read(ledger))
     failed = []
     if not gather:
-        for name in dict.fromkeys(c.data for one in cards for c in one.chosen(quick)):
+        for name in dict.fromkeys(name for one in cards for name in one.data(quick)):
             try:
                 note_licence(name, data_dir)
             except FedmosaicError as error:  # its runs will fail and be named; the others go on

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedmosaic.cards import book
 from fedmosaic.cards.card import NAMES, Card, Claim, Reason, Results, card_table, find, verdicts
+from fedmosaic.cards.counts import Count
 from fedmosaic.cards.draw_curves import draw_convergence, draw_learning, draw_sensitivity, draw_sparsity
 from fedmosaic.cards.draw_land import draw_landscapes
 from fedmosaic.cards.draw_rows import draw_additive_tsne, draw_inference, draw_tsne
@@ -38,7 +39,7 @@ def test_every_claim_is_a_run_that_can_be_made(name: str) -> None:
                 assert settings.dataset in ("ml-100k", "filmtrust-5")
     rows = card.rows(False)
     assert len({(c.row, c.data) for c in rows}) == len(rows), "a row appears twice"
-    assert card.plan(1, True), "nothing of this card runs in quick mode"
+    assert card.plan(1, True) or card.counted(True), "nothing of this card runs in quick mode"
 
 
 def test_published_numbers_are_percent() -> None:
@@ -53,15 +54,34 @@ def test_seeds_are_five_where_cheap_three_elsewhere_and_never_more_than_wanted()
     assert [len(c.seed_range(9)) for c in (cheap, large, Claim("a", "ml-100k", "fedrap"))] == [5, 3, 3]
     assert len(cheap.seed_range(2)) == 2
     assert len(replace(cheap, seeds=1).seed_range(9)) == 1
-    main = [c for name in ("pfedrec-table2", "pfedrec-table3") for c in CARDS[name].claims if any(c.paper)]
-    assert {len(c.seed_range(9)) for c in main} == {3, 5}
+    published = [c for card in CARDS.values() for c in card.claims if any(c.paper)]
+    assert {len(c.seed_range(9)) for c in published} == {3, 5}
 
 
-@pytest.mark.parametrize("name", CARDS)
+@pytest.mark.parametrize("name", [name for name, card in CARDS.items() if not card.counts])
 def test_chance_popularity_and_local_only_stand_in_every_table(name: str, tmp_path: Path) -> None:
     rows = card_table(CARDS[name], Results(tmp_path, 1, False)).rows
     for data in dict.fromkeys(row[1] for row in rows):
         assert [row[0] for row in rows if row[1] == data][:3] == ["chance", "popularity", "local-only"]
+
+
+def test_data_sets_are_counted_as_the_paper_counts_them(tmp_path: Path) -> None:
+    folder = tmp_path / "qb-article"
+    folder.mkdir()
+    lines = [f"{user},{item}" for user in range(2) for item in range(5)] + ["0,4"]  # one pair twice
+    (folder / "QB-article.csv").write_text("\n".join(["user_id,item_id", *lines]) + "\n")
+    right = Count("shop", "qb-article", 11, 2, 5, -10.0)
+    counts = (right, replace(right, name="other", users=3), replace(right, name="far", data="tafeng"))
+    card = Card("table1", "a paper", "data sets", (), "words", counts=counts)
+    found = card_table(card, Results(tmp_path, 1, False, data_dir=tmp_path)).rows
+    assert [(row[0], row[2], row[3], row[4]) for row in found] == [
+        ("shop", right.text(), "10", "matches"),
+        ("other", right.text(), "10", "differs"),
+        ("far", "not here", "", "cannot be checked"),
+    ]
+    assert card.data(False) == ["qb-article", "tafeng"]
+    assert card.data(True) == [], "neither is a small one"
+    assert card.plan(3, False) == []
 
 
 def toy(row: str, method: str, **given: Any) -> Claim:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedmosaic import zoo
+from fedmosaic.cards.counts import Count, counts_table
 from fedmosaic.config import Settings
 from fedmosaic.errors import UnknownNameError
 from fedmosaic.folder import RunFolder
@@ -87,7 +88,6 @@ class Claim:
     paper: tuple[float | None, float | None] = (None, None)
     deviation: tuple[float, float] = (0.0, 0.0)
     seeds: int | None = None  # at most so many; not said: five where a run is cheap, three elsewhere
-    pools: tuple[str, ...] | None = None  # only these, where a run is very slow
     quick: int | None = None  # rounds in quick mode; 0 leaves the claim out
     reason: Reason | None = None  # why a cell that differs differs, as tested
 
@@ -133,6 +133,15 @@ class Card:
     draw: Draw | None = None
     states: bool = False  # whether its drawings look into trained states, which are then kept
     protocol: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by data set, what all of its runs share
+    counts: tuple[Count, ...] = ()  # a table of data sets, which has no runs
+
+    def data(self, quick: bool) -> list[str]:
+        """The data sets it looks at."""
+        return list(dict.fromkeys([c.data for c in self.chosen(quick)] + [c.data for c in self.counted(quick)]))
+
+    def counted(self, quick: bool) -> list[Count]:
+        """The data sets that are counted: all, or the small ones."""
+        return [c for c in self.counts if not quick or c.data in QUICK_DATA]
 
     def chosen(self, quick: bool) -> list[Claim]:
         """The claims that are run: all, or the small ones."""
@@ -167,7 +176,7 @@ class Card:
             for seed in range(seeds)
             for claim in claims
             if seed in claim.seed_range(seeds)
-            for pool in claim.pools or self.pools
+            for pool in self.pools
         ]
 
 
@@ -261,7 +270,9 @@ def verdicts(card: Card, results: Results) -> list[Verdict]:
 
 
 def card_table(card: Card, results: Results) -> Table:
-    """Paper, ours under each pool, full ranking under strict, verdict."""
+    """Paper, ours under each pool, full ranking under strict, verdict; of data sets: what the paper counts, and we."""
+    if card.counts:
+        return counts_table(card.title, card.counted(results.quick), results.data_dir)
     judged: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts(card, results):
         judged.setdefault((verdict.claim.row, verdict.claim.data), []).append(verdict)
