@@ -163,6 +163,6 @@ CARDS = (
         "FedRAP: Gaussian noise on what is sent",
         tuple(_noise()),
         "Clipped at 0.1, noise multiplier 1 on every client's upload, as recalled from the paper; the mean of the "
-        "uploads is what the server keeps. Only on ML-100K.",
+        "uploads is what the server keeps.",
     ),
 )
