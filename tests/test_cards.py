@@ -193,6 +193,7 @@ def test_a_book_says_what_it_rests_on(shelf: tuple[dict[str, Card], Results], tm
     text = place.read_text()
     for words in (
         "`fedmosaic reproduce learning`",
+        "[title of learning](#title-of-learning): 0 of 1 match",
         "0 of 1 published numbers match",
         "(as tested: `dim=3` was not run)",
         "torch",

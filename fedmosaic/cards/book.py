@@ -64,11 +64,31 @@ def write_book(cards: Sequence[Card], results: Results, place: Path, command: st
         "the held-out items ([leak.md](leak.md)); `strict` is what holds in real life. Chance is 10.00 / 4.54.",
         "A published number matches if ours lies within 1.5 points or two standard deviations (the paper's or ours, "
         "the larger) under the paper's pool.",
+        _contents(cards, results),
         *(["A quick run: too few rounds to judge anything."] if results.quick else _judgement(judged, results)),
     ]
     body = [section(card, results, folder, link) for card in cards]
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("\n\n".join([*head, *body]) + "\n")
+
+
+def _contents(cards: Sequence[Card], results: Results) -> str:
+    """A line per card: where it stands, and how many of its published numbers match."""
+    lines = []
+    for card in cards:
+        found = verdicts(card, results)
+        share = f": {sum(v.matches for v in found)} of {len(found)} match" if found else ""
+        lines.append(f"- [{card.title}](#{_anchor(card.title)}){share}")
+    return "\n".join(lines)
+
+
+def _anchor(title: str) -> str:
+    """The name under which readers of Markdown find a heading.
+
+    >>> _anchor("PFedRec, table 2: performance on four data sets")
+    'pfedrec-table-2-performance-on-four-data-sets'
+    """
+    return "".join("-" if c == " " else c for c in title.lower() if c.isalnum() or c in " -_")
 
 
 def _versions(cards: Sequence[Card], results: Results) -> str:
