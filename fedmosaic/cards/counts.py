@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmosaic.data import sources
-from fedmosaic.errors import FedmosaicError
+from fedmosaic.errors import FetchError
 from fedmosaic.report.tables import Table
 
 HEADER = ("data", "paper: rows, users, items, sparsity", "here", "distinct pairs", "verdict")
@@ -41,7 +41,7 @@ def counts_table(title: str, counts: Sequence[Count], data_dir: Path | None) -> 
 def _row(count: Count, data_dir: Path | None) -> tuple[str, ...]:
     try:
         found = sources.load(count.data, data_dir, download=False).describe()
-    except FedmosaicError:
+    except FetchError:
         return count.name, count.text(), "not here", "", "cannot be checked"
     rows, users, items = (found[part] for part in ("interactions", "users", "items"))
     sparsity = round(100 * (1 - rows / (users * items)), 2)  # as papers do: repeated pairs count again
