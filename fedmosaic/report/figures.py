@@ -212,7 +212,7 @@ def pool_effect(rows: Mapping[str, Mapping[str, float]], chance: float, x: str) 
             label = pools[number] if at == 0 else None
             axis.scatter(end, at, color=COLOURS[(2, 1)[number % 2]], marker="os"[number % 2], zorder=2, label=label)
     axis.axvline(chance, color="#888888", linestyle=":", linewidth=1)
-    axis.text(chance, len(rows) - 0.4, " chance", fontsize=7, va="bottom")
+    axis.text(chance, 0, " chance", fontsize=7, va="center")
     axis.set_yticks(np.arange(len(rows)), list(rows))
     axis.invert_yaxis()
     axis.set_xlabel(x)
