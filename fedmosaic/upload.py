@@ -12,7 +12,8 @@ grouping, so the server's state does not depend on chunk, worker or arrival.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import reduce
 from math import prod
 from typing import Any, Literal, Protocol
 
@@ -30,6 +31,7 @@ LIMIT = float(1 << 20)
 SMALLEST_PAD = 64
 
 I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,7 @@ class Parcel:
     changes: Mapping[str, Tensor]
     before: Mapping[str, Tensor]
     owners: Mapping[str, Tensor]  # per row, the client's place in the block
+    items: Mapping[str, I32]  # per row of an item table, its item; other tensors are not named here
     members: I64  # the clients
     ctx: Context
 
@@ -56,8 +59,8 @@ class Encoder(Protocol):
         """Whether it must be shown the whole catalogue, not only the rows that were trained."""
         ...
 
-    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
-        """The device's half: changes in, changes out."""
+    def encode(self, parcel: Parcel) -> Parcel:
+        """The device's half: other changes, or more rows of them."""
         ...
 
     def shape(self, spec: Spec) -> tuple[int, ...]:
@@ -93,12 +96,9 @@ class Upload:
     stack: tuple[Encoder, ...] = ()
     noise: Noise | None = None
 
-    def encode(self, parcel: Parcel) -> Mapping[str, Tensor]:
+    def encode(self, parcel: Parcel) -> Parcel:
         """The device's halves, in order."""
-        changes = parcel.changes
-        for encoder in self.stack:
-            changes = encoder.encode(replace(parcel, changes=changes))
-        return changes
+        return reduce(lambda so_far, encoder: encoder.encode(so_far), self.stack, parcel)
 
     def shape(self, spec: Spec) -> tuple[int, ...]:
         """Shape of one row as it is sent."""

@@ -115,16 +115,22 @@ def test_neighbours_matter_and_oneself_is_not_among_them() -> None:
     np.testing.assert_allclose(method.scorer(lonely, state).scores(np.arange(2)), first, atol=1e-6)
 
 
-def test_pseudo_items_fill_rows_that_were_not_trained() -> None:
-    change = torch.zeros(2 * 10, 3)
-    change[:4] = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    parcel = Parcel({"item": change}, {}, {"item": torch.arange(20) // 10}, np.array([3, 8]), Context(1, 0, 10, 2))
-    found = PseudoItems(3).encode(parcel)["item"]
-    assert torch.equal(found[:4], change[:4])
-    assert int((found[4:10] != 0).any(1).sum()) == 3
-    assert not found[10:].any()  # a client without gradient has nothing to imitate
-    other = PseudoItems(3).encode(replace(parcel, members=np.array([4, 8])))["item"]
-    assert not torch.equal(found, other)
+def test_pseudo_items_are_rows_that_were_not_trained() -> None:
+    change = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    change[3] = 0  # the second client has no gradient, so nothing to imitate
+    tables = {"item": change}
+    own, items = {"item": torch.tensor([0, 0, 0, 1])}, {"item": np.array([7, 2, 5, 1], np.int32)}
+    parcel = Parcel(tables, {"item": change}, own, items, np.array([3, 8]), Context(1, 0, 10, 2))
+    found = PseudoItems(3).encode(parcel)
+    assert torch.equal(found.changes["item"][:4], change)
+    assert found.owners["item"].tolist() == [0, 0, 0, 1, 0, 0, 0]
+    assert set(found.items["item"][4:]) < set(range(10)) - {7, 2, 5}
+    assert len(set(found.items["item"][4:])) == 3
+    assert (found.changes["item"][4:] != 0).all()
+    other = PseudoItems(3).encode(replace(parcel, members=np.array([4, 8])))
+    assert not torch.equal(found.changes["item"], other.changes["item"])
+    few = PseudoItems(9).encode(parcel)
+    assert sorted([*few.items["item"][:3], *few.items["item"][4:]]) == list(range(10))  # no more than there are
 
 
 def test_gpfedrec_links_the_similar_and_pulls_towards_them() -> None:

@@ -52,8 +52,8 @@ def test_noise_follows_its_law_and_neighbours_are_independent(kind: Any) -> None
 def test_clipping_bounds_the_joint_norm_of_each_client() -> None:
     changes = {"a": torch.full((4, 2), 3.0), "b": torch.full((2, 2), 0.001)}
     owners = {"a": torch.tensor([0, 0, 0, 0]), "b": torch.tensor([0, 1])}
-    parcel = Parcel(changes, {}, owners, np.array([5, 9]), Context(1, 0, 4, 2))
-    found = Clip(0.5).encode(parcel)
+    parcel = Parcel(changes, {}, owners, {}, np.array([5, 9]), Context(1, 0, 4, 2))
+    found = Clip(0.5).encode(parcel).changes
     squares = float(found["a"].square().sum() + found["b"][0].square().sum())
     assert abs(squares**0.5 - 0.5) < 1e-6
     assert torch.equal(found["b"][1], changes["b"][1])  # short enough already

@@ -93,8 +93,7 @@ class GraphScorer:
         held = self._items(mine, history.items, history.weight)
         if held.shape[1] == 0:
             return user
-        logits = torch.nn.functional.leaky_relu(view.linear("outer", user, held), 0.2).squeeze(-1)
-        weight = torch.softmax(logits.masked_fill(history.weight == 0, -1e9), dim=1) * history.weight
+        weight = attention(view.linear("outer", user, held).squeeze(-1), history.weight)
         return user + torch.bmm(weight.unsqueeze(1), held)
 
     def _items(self, view: View, items: Tensor, real: Tensor) -> Tensor:
@@ -108,9 +107,18 @@ class GraphScorer:
         sent = view.vector("sent")[:, :1].unsqueeze(2)
         other = (near != 0).any(-1) & (near != sent).any(-1)
         left = rows.unsqueeze(2).expand_as(near).reshape(flat.shape)
-        logits = torch.nn.functional.leaky_relu(view.linear("inner", left, flat), 0.2).reshape(clients, length, count)
-        weight = torch.softmax(logits.masked_fill(~other, -1e9), dim=2) * other
+        weight = attention(view.linear("inner", left, flat).reshape(clients, length, count), other.float())
         return rows + (weight.unsqueeze(-1) * near).sum(2)
+
+
+def attention(logits: Tensor, present: Tensor) -> Tensor:
+    """Softmax of LeakyReLU(logits) over those present, along the last axis; zeros where nobody is.
+
+    Spelt out, because the backward pass of `torch.softmax` does not always give equal bits for equal inputs.
+    """
+    bent = torch.nn.functional.leaky_relu(logits, 0.2).masked_fill(present == 0, -1e9)
+    share = torch.exp(bent - bent.detach().amax(-1, keepdim=True)) * present
+    return share / share.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 @dataclass(frozen=True)

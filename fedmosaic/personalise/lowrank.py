@@ -62,12 +62,13 @@ class LowRank:
     rank: int
     whole: ClassVar[bool] = False
 
-    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
+    def encode(self, parcel: Parcel) -> Parcel:
         """A = change · Q' (· sqrt(r / d), left out here and in `decode`)."""
-        return {
+        changes = {
             n: v @ basis(self.rank, self.tables[n], parcel.ctx.seed, parcel.ctx.round).T if n in self.tables else v
             for n, v in parcel.changes.items()
         }
+        return replace(parcel, changes=changes)
 
     def shape(self, spec: Spec) -> tuple[int, ...]:
         """r numbers per item."""

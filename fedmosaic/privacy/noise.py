@@ -20,15 +20,14 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fedmosaic import keys
 from fedmosaic.algorithm import Algorithm, Wrapper
 from fedmosaic.errors import SettingsError
 from fedmosaic.local import Context
 from fedmosaic.ragged import I64
-from fedmosaic.tree import Spec
-from fedmosaic.upload import SCALE, Parcel
+from fedmosaic.tree import F32, Spec
+from fedmosaic.upload import I32, SCALE, Parcel
 
 _mix = numba.njit(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN
@@ -149,13 +148,14 @@ class Clip(OneSided):
 
     bound: float
 
-    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
+    def encode(self, parcel: Parcel) -> Parcel:
         """Scale a client's changes down to the bound."""
         squares = torch.zeros(parcel.clients)
         for name, change in parcel.changes.items():
             squares.index_add_(0, parcel.owners[name], change.square().flatten(1).sum(1))
         factor = (self.bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
-        return {n: v * factor[parcel.owners[n]].reshape(-1, *[1] * (v.ndim - 1)) for n, v in parcel.changes.items()}
+        changes = {n: v * factor[parcel.owners[n]].reshape(-1, *[1] * (v.ndim - 1)) for n, v in parcel.changes.items()}
+        return replace(parcel, changes=changes)
 
 
 @dataclass(frozen=True)
@@ -164,45 +164,52 @@ class ClipValues(OneSided):
 
     bound: float
 
-    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
+    def encode(self, parcel: Parcel) -> Parcel:
         """Cut off what is larger."""
-        return {n: v.clamp(-self.bound, self.bound) for n, v in parcel.changes.items()}
+        return replace(parcel, changes={n: v.clamp(-self.bound, self.bound) for n, v in parcel.changes.items()})
 
 
 @dataclass(frozen=True)
 class PseudoItems(OneSided):
-    """Give `count` item rows that a client did not train random numbers with the mean and spread of the real ones.
+    """Send `count` more item rows, which the client did not train: random numbers with the real ones' mean and spread.
 
     The rows are drawn by a key of (seed, round, client); on the wire they cannot be told from the rest by size alone.
     """
 
     count: int
-    whole: ClassVar[bool] = True  # needs rows that the client did not touch
 
-    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
-        """Fill rows of zeros."""
-        changes = dict(parcel.changes)
-        for name in (n for n, v in changes.items() if v.shape[0] > parcel.clients):
-            changes[name] = torch.from_numpy(self._filled(name, changes[name].numpy(), parcel))
-        return changes
-
-    def _filled(self, name: str, change: npt.NDArray[np.float32], parcel: Parcel) -> npt.NDArray[np.float32]:
-        result = change.copy()
-        rows = change.reshape(parcel.clients, -1, change.shape[-1])  # every client holds the whole catalogue
+    def encode(self, parcel: Parcel) -> Parcel:
+        """Rows of a client's other items, behind all real ones."""
         key = keys.derive(
             seed=parcel.ctx.own_seed, purpose=keys.Purpose.PSEUDO, round=parcel.ctx.round, client=parcel.members
         )
-        for place in range(parcel.clients):
-            real = (rows[place] != 0).any(-1)
-            still = np.flatnonzero(~real)
-            if not real.any() or not still.size:
-                continue
-            rng = np.random.Generator(np.random.Philox(key=int(key[place]) ^ zlib.crc32(name.encode())))
-            chosen = rng.choice(still, min(self.count, still.size), replace=False)
-            values = rows[place][real]
-            drawn = rng.normal(values.mean(), values.std(), (chosen.size, values.shape[1]))
-            result.reshape(rows.shape)[place, chosen] = drawn
-        return result
+        changes, before, owners = dict(parcel.changes), dict(parcel.before), dict(parcel.owners)
+        items = dict(parcel.items)
+        for name, of in parcel.items.items():
+            change, owner = changes[name].numpy(), owners[name].numpy()
+            real = np.flatnonzero((change != 0).any(-1))
+            ends = np.searchsorted(owner[real], np.arange(parcel.clients + 1))  # rows stand client by client
+            made = [
+                self._rows(change[mine], of[mine], parcel.ctx.n_items, int(key[place]) ^ zlib.crc32(name.encode()))
+                for place, mine in enumerate(np.split(real, ends[1:-1]))
+            ]
+            whose = np.repeat(np.arange(parcel.clients), [which.size for which, _ in made])
+            more = np.concatenate([drawn for _, drawn in made])
+            changes[name] = torch.cat([changes[name], torch.from_numpy(more)])
+            before[name] = torch.cat([before[name], torch.zeros(more.shape)])
+            owners[name] = torch.cat([owners[name], torch.from_numpy(whose)])
+            items[name] = np.concatenate([of, *(which for which, _ in made)])
+        return replace(parcel, changes=changes, before=before, owners=owners, items=items)
+
+    def _rows(self, values: F32, of: I32, n_items: int, key: int) -> tuple[I32, F32]:
+        """Items that are not among those of the given rows, and numbers like theirs."""
+        rng = np.random.Generator(np.random.Philox(key=key))
+        others = np.setdiff1d(np.arange(n_items, dtype=np.int32), of, assume_unique=True)
+        chosen = others[rng.choice(others.size, min(self.count, others.size) * bool(of.size), replace=False)]
+        if not chosen.size:
+            return chosen, np.empty((0, values.shape[1]), np.float32)
+        mean, spread = values.mean(dtype=np.float64), values.std(dtype=np.float64)
+        return chosen, rng.normal(mean, spread, (chosen.size, values.shape[1])).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -212,15 +219,15 @@ class SoftThreshold(OneSided):
     size: float
     whole: ClassVar[bool] = True  # all rows are sent, so all are counted
 
-    def encode(self, parcel: Parcel) -> dict[str, Tensor]:
+    def encode(self, parcel: Parcel) -> Parcel:
         """value <- sign(value) · max(|value| - size, 0), on rows that changed."""
         changes = dict(parcel.changes)
-        for name in (n for n, v in changes.items() if v.ndim == 2 and n in parcel.before):
+        for name in parcel.items:
             before, change = parcel.before[name], changes[name]
             moved = (change != 0).any(1, keepdim=True)
             shrunk = torch.nn.functional.softshrink(before + change, self.size) - before
             changes[name] = torch.where(moved, shrunk, change)
-        return changes
+        return replace(parcel, changes=changes)
 
 
 def noisy(kind: Literal["laplace", "gaussian"], scale: float) -> Wrapper:

@@ -169,8 +169,8 @@ def _encoded(algorithm: Algorithm, task: Task, item: Any, store: Store, left: An
         before = {"item": torch.from_numpy(np.tile(item, (len(places), 1)))}
         owners = {"item": torch.arange(len(places)).repeat_interleave(n_items)}
         members = task.data.number(task.cohort[places.start : places.stop])
-        items = np.tile(np.arange(n_items, dtype=np.int32), len(places))
-        more, count = summed(algorithm, Parcel(flat, before, owners, members, task.ctx), items, n_items, {})
+        items = {"item": np.tile(np.arange(n_items, dtype=np.int32), len(places))}
+        more, count = summed(algorithm, Parcel(flat, before, owners, items, members, task.ctx), {})
         total += more["item"]
         numbers += count
     return {"item": total}, numbers

@@ -189,24 +189,22 @@ def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str,
     owners = {n: block.owners[algorithm.specs[n].axis] for n in algorithm.sent}
     changes = {n: block.gradients.get(n, block.params[n] - block.before[n]) for n in algorithm.sent}
     before = {n: block.before[n] for n in algorithm.sent}
-    parcel = Parcel(changes, before, owners, block.examples.numbers, ctx)
-    return summed(algorithm, parcel, block.place.touched.values, block.place.n_items, block.shrunk)
+    items = {n: block.place.touched.values for n in algorithm.sent if algorithm.specs[n].axis is Axis.ITEM}
+    return summed(algorithm, Parcel(changes, before, owners, items, block.examples.numbers, ctx), block.shrunk)
 
 
-def summed(
-    algorithm: Algorithm, parcel: Parcel, items: Array, n_items: int, shrunk: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], int]:
-    """Encode what some clients send and add it up; `items` are those of the rows of item tables."""
+def summed(algorithm: Algorithm, parcel: Parcel, shrunk: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
+    """Encode what some clients send and add it up."""
     upload, totals, numbers = algorithm.upload, {}, 0
-    for name, change in upload.encode(parcel).items():
-        spec, before = algorithm.specs[name], parcel.before[name]
-        item = spec.axis is Axis.ITEM
+    parcel = upload.encode(parcel)
+    for name, change in parcel.changes.items():
+        spec, before, item = algorithm.specs[name], parcel.before[name], name in parcel.items
         if item and upload.support == "nonzero":
             numbers += int(((change + before) if upload.kind == "value" else change).count_nonzero())
         if name in algorithm.spread:
             change = change - (shrunk[name] - 1)[parcel.owners[name]][:, None] * before
-        rows = items if item else np.zeros(change.shape[0], dtype=np.int32)
-        total = np.zeros((n_items if item else 1, *upload.shape(spec)), dtype=np.int64)
+        rows = parcel.items[name] if item else np.zeros(change.shape[0], dtype=np.int32)
+        total = np.zeros((parcel.ctx.n_items if item else 1, *upload.shape(spec)), dtype=np.int64)
         add_rows(total, rows, change.numpy())
         totals[name] = total if item else total[0]
     return totals, numbers
