@@ -45,6 +45,16 @@ class Ragged:
         lengths = np.bincount(rows, minlength=n_rows).astype(np.int64)
         return cls(values[order].astype(np.int32, copy=False), offsets_of(lengths))
 
+    @classmethod
+    def join(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The rows of several, one after the other.
+
+        >>> [row.tolist() for row in Ragged.join([Ragged.from_rows([[1], [2, 3]]), Ragged.from_rows([[], [4]])])]
+        [[1], [2, 3], [], [4]]
+        """
+        lengths = np.concatenate([part.lengths for part in parts])
+        return cls(np.concatenate([part.values for part in parts]), offsets_of(lengths))
+
     def __len__(self) -> int:
         return self.offsets.size - 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from fedmosaic import FederatedRecommender, zoo
+from fedmosaic.data.batches import make_examples
 from fedmosaic.landscape import Landscape
-from fedmosaic.local import Context
+from fedmosaic.local import Adam, Context
 from fedmosaic.methods.gpfedrec import GPFedRec, neighbours_mean
 from fedmosaic.methods.metamf import generate
 from fedmosaic.privacy.noise import PseudoItems
@@ -22,7 +24,6 @@ from fedmosaic.runtime.tables import item_rows
 from fedmosaic.spectrum import effective_rank, information_abundance
 from fedmosaic.testing import check_chunks, check_engines, check_privacy, digest, same_parity_share, toy_training_set
 from fedmosaic.training import TrainingSet
-from fedmosaic.tree import Axis
 from fedmosaic.upload import Parcel
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -154,29 +155,25 @@ def test_gpfedrec_links_the_similar_and_pulls_towards_them() -> None:
 def test_metamf_gradients_are_those_of_the_whole_chain() -> None:
     """Sending the gradient of generated tensors and going on at the server is one back-propagation."""
     data = toy_training_set()
-    method = zoo.entry("metamf").build(SMALL["metamf"] | {"group": 100, "clip": 1e9})
+    method = zoo.entry("metamf").build(SMALL["metamf"] | {"group": 100, "clip": 1e9, "decay": 0.0})
     state = method.start(data, 1)
-    clients = np.flatnonzero(data.histories.lengths > 0)
-    clients = clients[np.argsort(-data.histories.lengths[clients], kind="stable")]
-    ctx = Context(1, 1, data.n_items, data.n_clients)
     leaves = {k[7:]: torch.from_numpy(v.copy()).requires_grad_() for k, v in state.items() if k.startswith("server/")}
-    made = generate(leaves, torch.from_numpy(clients), method.settings, data.n_items)
-    block = method._devices(data, clients, made, ctx)
+    clients = np.flatnonzero(data.histories.lengths > 0)
+    made = generate(leaves, torch.from_numpy(clients), method.settings)
+    examples = make_examples(data, clients, negatives=method.settings.negatives, seed=1, round=1)
     loss = torch.zeros(())
-    for place in range(clients.size):
-        at = slice(int(block.examples.offsets[place]), int(block.examples.offsets[place + 1]))
-        items = torch.from_numpy(block.examples.items[at].astype(np.int64))
-        labels = torch.from_numpy(block.examples.labels[at])
-        hidden = torch.relu(made["item"][place, items] @ made["hidden.weight"][place] + made["hidden.bias"][place])
+    for place, (begin, end) in enumerate(pairwise(examples.offsets.tolist())):
+        table = made["factors"][place] @ made["rise"][place]
+        rows = table[torch.from_numpy(examples.items[begin:end].astype(np.int64))]
+        hidden = torch.relu(rows @ made["hidden.weight"][place] + made["hidden.bias"][place])
         scores = (hidden @ made["out.weight"][place] + made["out.bias"][place]).squeeze(-1)
-        loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, labels)
-    whole = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
-    rows = made["item"][block.owners[Axis.ITEM], torch.from_numpy(block.place.touched.values.astype(np.int64))]
-    names = [n for n in made if n != "item"]
-    sent = [block.gradients["item"], *(block.gradients[n] for n in names)]
-    chain = torch.autograd.grad([rows, *(made[n] for n in names)], list(leaves.values()), sent)
-    for one, other in zip(whole, chain, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+        labels = torch.from_numpy(examples.labels[begin:end])
+        loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, labels) / clients.size
+    whole = torch.autograd.grad(loss, list(leaves.values()))
+    after, _, _ = method.advance(data, state, 1, 1)
+    for name, slope in zip(leaves, whole, strict=True):
+        moved = torch.from_numpy(after[f"rule/{name}.0"]) / (1 - Adam().beta1)  # the first step of Adam's first moment
+        torch.testing.assert_close(moved.view_as(slope), slope, atol=1e-6, rtol=1e-4)
 
 
 # --- looking into models ------------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@
 
 A, B, W1, W2 are two-layer networks. A device gets its generated tensors, takes one gradient and sends it; the server
 carries it on by the chain rule into the networks, M and p_u. The server knows a vector per person.
+
+Rows of A that no device of a step trains have no gradient, so they are not generated for it: a step costs what is
+touched, but for the server's Adam, which moves everything.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import linear
 
 from fedmosaic.algorithm import Algorithm
 from fedmosaic.data.batches import cohort_of
@@ -29,9 +33,12 @@ from fedmosaic.ragged import I64, Ragged
 from fedmosaic.runtime.block import Block, Task, turns
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.round import advance, begin
+from fedmosaic.runtime.simulate import chunks
 from fedmosaic.training import RoundRecord, State, TrainingSet
 from fedmosaic.tree import Axis, Init, Role, Spec
 from fedmosaic.upload import Upload
+
+WIDE = ("rows.1.weight", "rows.1.bias")  # the server's parameters that hold numbers for every item
 
 
 class MetaSettings(CohortSettings):
@@ -109,6 +116,8 @@ class MetaMF:
             scale = sqrt(2 / sum(shape)) if len(shape) == 2 and name != "user" else 1 / sqrt(s.dim)
             init = Init("zero") if name.endswith("bias") else Init("normal", scale)
             value = Spec(f"metamf.{name}", Axis.WHOLE, shape, init).table(seed, 0)
+            if name.endswith("weight"):  # of a layer: an output's numbers lie side by side
+                value = np.ascontiguousarray(value.T)
             state[f"server/{name}"] = value
             state[f"mean/{name}"] = value.copy()
             state |= {f"rule/{name}.{i}": m.numpy() for i, m in enumerate(Adam().memory(torch.from_numpy(value)))}
@@ -123,9 +132,10 @@ class MetaMF:
         ctx = Context(round, seed, data.n_items, data.n_clients)
         order = np.random.Generator(np.random.Philox(key=[seed, round])).permutation(cohort)
         new = {k: torch.from_numpy(v.copy()) for k, v in state.items() if k.startswith(("server/", "rule/"))}
+        room = {name: torch.zeros_like(new[f"server/{name}"]) for name in WIDE}  # for the gradients of every step
         loss = 0.0
         for at in range(0, order.size, self.settings.group):
-            loss += self._step(data, new, np.sort(order[at : at + self.settings.group]), ctx)
+            loss += self._step(data, new, room, np.sort(order[at : at + self.settings.group]), ctx)
         after = {**state, **{k: v.numpy() for k, v in new.items()}}
         share = min(self.settings.average, 1 - 1 / round)  # of the past; the first rounds count alike
         for name in (k[7:] for k in new if k.startswith("server/")):
@@ -143,50 +153,64 @@ class MetaMF:
         for users, scores in self._tables(data, state, np.arange(data.n_users)):
             yield scores, probe.take(users)
 
-    def _step(self, data: TrainingSet, new: dict[str, Tensor], clients: I64, ctx: Context) -> float:
+    def _step(
+        self, data: TrainingSet, new: dict[str, Tensor], room: dict[str, Tensor], clients: I64, ctx: Context
+    ) -> float:
         """Generate, let the devices answer with gradients, carry those into the server's parameters, move."""
-        clients = clients[np.argsort(-data.histories.lengths[clients], kind="stable")]
-        leaves = {k[7:]: v.requires_grad_() for k, v in new.items() if k.startswith("server/")}
-        made = generate(leaves, torch.from_numpy(clients), self.settings, data.n_items)
-        block = self._devices(data, clients, made, ctx)
-        owner = torch.from_numpy(block.place.touched.rows.astype(np.int64))
-        rows = made["item"][owner, torch.from_numpy(block.place.touched.values.astype(np.int64))]
-        outputs = [rows] + [made[n] for n in made if n != "item"]
-        sent = [block.gradients["item"]] + [block.gradients[n] for n in made if n != "item"]
-        slopes = torch.autograd.grad(outputs, list(leaves.values()), [g / clients.size for g in sent])
+        nothing = {n: s.table(0, data.n_items) for n, s in self.algorithm.specs.items()}
+        task = Task(data, nothing, {}, ctx, clients)
+        blocks = [begin(self.algorithm, task, clients[part]) for part in chunks(self.algorithm, task)]
+        touched = Ragged.join([block.place.touched for block in blocks])
+        items, place = np.unique(touched.values, return_inverse=True)
+        shown = torch.from_numpy(items.astype(np.int64))
+        server = {k[7:]: v for k, v in new.items() if k.startswith("server/")}
+        leaves = {n: self._by_item(v)[shown].flatten(0, 1) if n in WIDE else v for n, v in server.items()}
+        leaves = {n: v.detach().requires_grad_() for n, v in leaves.items()}
+        made = generate(leaves, torch.from_numpy(np.concatenate([b.place.clients for b in blocks])), self.settings)
+        mine = torch.from_numpy(touched.rows * items.size + place)
+        factors = torch.split(made.pop("factors").flatten(0, 1)[mine], touched.lengths.tolist())
+        made["item"] = torch.cat([own @ rise for own, rise in zip(factors, made.pop("rise"), strict=True)])
+        sent = self._gradients(blocks, {n: v.detach() for n, v in made.items()}, ctx)
+        slopes = torch.autograd.grad(list(made.values()), list(leaves.values()), [sent[n] / clients.size for n in made])
         norm = torch.sqrt(sum((g.square().sum() for g in slopes), torch.zeros(())))
         factor = (self.settings.clip / norm.clamp(min=1e-12)).clamp(max=1)
         rule = Adam(decay=self.settings.decay)
-        with torch.no_grad():
-            for (name, value), slope in zip(leaves.items(), slopes, strict=True):
-                value.requires_grad_(False)
-                memory = tuple(new[f"rule/{name}.{i}"] for i in range(3))
+        for (name, value), slope in zip(server.items(), slopes, strict=True):
+            memory = tuple(new[f"rule/{name}.{i}"] for i in range(3))
+            if name not in WIDE:
                 rule.step(value, slope * factor, memory, self.settings.rate)
-        return float((block.loss / np.maximum(block.seen, 1)).sum())
+                continue
+            self._by_item(room[name]).index_copy_(0, shown, self._by_item(slope * factor))
+            rule.step(value, room[name], memory, self.settings.rate)
+            self._by_item(room[name]).index_fill_(0, shown, 0)
+        return float(sum((block.loss / np.maximum(block.seen, 1)).sum() for block in blocks))
 
-    def _devices(self, data: TrainingSet, clients: I64, made: dict[str, Tensor], ctx: Context) -> Block:
-        """The clients' work: what the server generated goes in, gradients come out."""
-        algorithm = self.algorithm
-        zeros = {n: s.table(0, data.n_items) for n, s in algorithm.specs.items()}
-        task = Task(data, zeros, {}, ctx, clients)
-        block = begin(algorithm, task, clients)
-        touched = torch.from_numpy(block.place.touched.values.astype(np.int64))
-        for name, value in made.items():
-            own = value[block.owners[Axis.ITEM], touched] if name == "item" else value
-            block.params[name] = own.detach().clone()
-        for turn in turns(block, algorithm.local[0], 0, ctx):
-            block = advance(algorithm, block, turn, algorithm.local[0].phases, ctx)
-        return block
+    def _by_item(self, value: Tensor) -> Tensor:
+        """The first axis, an item's numbers below each other, as two: [items, narrow, ...]."""
+        return value.view(-1, self.settings.narrow, *value.shape[1:])
+
+    def _gradients(self, blocks: list[Block], made: dict[str, Tensor], ctx: Context) -> dict[str, Tensor]:
+        """The devices' work: what the server generated goes in, block by block, and gradients come out."""
+        work, client, row = self.algorithm.local[0], 0, 0
+        for block in blocks:
+            clients, rows = block.place.clients.size, block.place.touched.values.size
+            for name, value in made.items():
+                block.params[name] = value[row : row + rows] if name == "item" else value[client : client + clients]
+            for turn in turns(block, work, 0, ctx):
+                advance(self.algorithm, block, turn, work.phases, ctx)
+            client, row = client + clients, row + rows
+        return {name: torch.cat([block.gradients[name] for block in blocks]) for name in made}
 
     def _tables(self, data: TrainingSet, state: State, users: I64) -> Iterator[tuple[I64, Array]]:
+        """Scores of all items, some users at a time: W1'(A B)' = (B W1)' A', and B W1 is small."""
         server = _answering(state)
-        step = max(1, (1 << 24) // (data.n_items * self.settings.dim))
+        step = max(1, (1 << 22) // (data.n_items * self.settings.narrow))
         with torch.no_grad():
             for at in range(0, users.size, step):
                 part = users[at : at + step]
-                made = generate(server, torch.from_numpy(part), self.settings, data.n_items)
-                bias = made["hidden.bias"].unsqueeze(1)
-                hidden = torch.relu(torch.baddbmm(bias, made["item"], made["hidden.weight"]))
+                made = generate(server, torch.from_numpy(part), self.settings)
+                inner = torch.bmm(made["rise"], made["hidden.weight"])
+                hidden = torch.baddbmm(made["hidden.bias"].unsqueeze(1), made["factors"], inner).relu_()
                 scores = torch.baddbmm(made["out.bias"].unsqueeze(1), hidden, made["out.weight"]).squeeze(-1)
                 yield part, scores.numpy()
 
@@ -198,8 +222,8 @@ class MetaMF:
         """The item table generated for the mean user."""
         server = _answering(state)
         server["user"] = server["user"].mean(0, keepdim=True)
-        made = generate(server, torch.zeros(1, dtype=torch.long), self.settings, int(state["n_items"][0]))
-        return np.asarray(made["item"][0].numpy())
+        made = generate(server, torch.zeros(1, dtype=torch.long), self.settings)
+        return np.asarray((made["factors"][0] @ made["rise"][0]).numpy())
 
 
 def _answering(state: State) -> dict[str, Tensor]:
@@ -207,18 +231,19 @@ def _answering(state: State) -> dict[str, Tensor]:
     return {k[5:]: torch.from_numpy(v) for k, v in state.items() if k.startswith("mean/")}
 
 
-def generate(server: dict[str, Tensor], users: Tensor, s: MetaSettings, n_items: int) -> dict[str, Tensor]:
-    """The tensors of some users' models, one leading row per user."""
+def generate(server: dict[str, Tensor], users: Tensor, s: MetaSettings) -> dict[str, Tensor]:
+    """The tensors of some users' models, one leading row per user; item rows as two factors, `factors` and `rise`."""
     code = server["user"][users] @ server["memory"]
 
     def network(name: str) -> Tensor:
-        inner = torch.relu(code @ server[f"{name}.0.weight"] + server[f"{name}.0.bias"])
-        return inner @ server[f"{name}.1.weight"] + server[f"{name}.1.bias"]
+        inner = torch.relu(linear(code, server[f"{name}.0.weight"], server[f"{name}.0.bias"]))
+        return linear(inner, server[f"{name}.1.weight"], server[f"{name}.1.bias"])
 
     hidden, out = network("hidden"), network("out")
     cut = s.dim * s.narrow
     return {
-        "item": network("rows").reshape(-1, n_items, s.narrow) @ network("rise").reshape(-1, s.narrow, s.dim),
+        "factors": network("rows").reshape(users.shape[0], -1, s.narrow),
+        "rise": network("rise").reshape(-1, s.narrow, s.dim),
         "hidden.weight": hidden[:, :cut].reshape(-1, s.dim, s.narrow),
         "hidden.bias": hidden[:, cut:],
         "out.weight": out[:, : s.narrow].reshape(-1, s.narrow, 1),

@@ -204,7 +204,9 @@ class PseudoItems(OneSided):
     def _rows(self, values: F32, of: I32, n_items: int, key: int) -> tuple[I32, F32]:
         """Items that are not among those of the given rows, and numbers like theirs."""
         rng = np.random.Generator(np.random.Philox(key=key))
-        others = np.setdiff1d(np.arange(n_items, dtype=np.int32), of, assume_unique=True)
+        free = np.ones(n_items, dtype=bool)
+        free[of] = False
+        others = np.flatnonzero(free).astype(np.int32)
         chosen = others[rng.choice(others.size, min(self.count, others.size) * bool(of.size), replace=False)]
         if not chosen.size:
             return chosen, np.empty((0, values.shape[1]), np.float32)

@@ -7,7 +7,7 @@ served     with what the device rebuilds from its history when it is asked (`Alg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from fedmosaic.data.batches import Examples
 from fedmosaic.local import Context
 from fedmosaic.models.mf import LinearScorer
 from fedmosaic.models.view import Batch, View
-from fedmosaic.ragged import I64, Ragged, offsets_of
+from fedmosaic.ragged import I64, Ragged, offsets_of, slots
 from fedmosaic.runtime import devices, fused, kernel_pair
 from fedmosaic.runtime.block import Block, Outcome, Task
 from fedmosaic.runtime.devices import Array, Place
@@ -125,6 +125,16 @@ def _found(place: Place, items: Array, owner: Array) -> tuple[I64, I64, Array]:
     return order, at, keys[order[at]] == wanted
 
 
+def _blocks(widths: I64) -> Iterator[I64]:
+    """Rows that are answered together, widest first, so that little of a block is padding."""
+    order = np.argsort(-widths, kind="stable")
+    start = 0
+    while start < order.size:
+        stop = start + max(1, SCORES_PER_BLOCK // int(widths[order[start]]))
+        yield order[start:stop]
+        start = stop
+
+
 def _some(items: Array, rows: I64) -> Array:
     """Some rows of a rectangle; a row that everybody shares stays one."""
     return np.broadcast_to(items[0], (rows.size, items.shape[1])) if items.strides[0] == 0 else items[rows]
@@ -199,19 +209,17 @@ class DeviceScorer:
             chosen = slice(None) if who is None else who
             flat: Array = fused.linear_pairs(item, user[chosen], bias[chosen], probe)
             return flat
+        everybody = np.arange(self.data.n_users) if who is None else who
         if kernel_pair.answers(self.algorithm, self.data):
-            everybody = np.arange(self.data.n_users) if who is None else who
             task = task_of(self.algorithm, self.data, self.state, self.context(0), everybody, probe)
             return kernel_pair.scores(self.algorithm, task)
         width = max(int(probe.lengths.max(initial=0)), 1)
         result = np.empty(probe.values.size, dtype=np.float32)
-        step = max(1, SCORES_PER_BLOCK // width)
         answer = self._served if self.algorithm.serve else self._newest
-        for at in range(0, len(probe), step):
-            places = np.arange(at, min(at + step, len(probe)))
-            users, asked = places if who is None else who[places], probe.take(places)
-            items, mask = _padded(asked, width)
-            result[probe.offsets[at] : probe.offsets[places[-1] + 1]] = answer(users, items)[mask]
+        read = self.data.histories.lengths[everybody] if self.algorithm.history else np.zeros(len(probe), np.int64)
+        for places in _blocks(width + read):
+            items, mask = _padded(probe.take(places), width)
+            result[slots(probe, places)] = answer(everybody[places], items)[mask]
         return result
 
     def _answer(self, users: I64, items: Array) -> Array:
