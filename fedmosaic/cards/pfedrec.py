@@ -170,9 +170,9 @@ CARDS = (
         "Everything in PFedRec's own protocol: leave-one-out, 1 + 99 candidates, ties in time by the order of the "
         "file, best validation round of 100 (30 epochs of the central methods, 45 or 60 rounds of FedNCF + dual, 20 of "
         "FedPerGNN, and of MetaMF as many as make 3,000 steps of the server). Rates of NCF, MF, FedNCF, FedRecon and "
-        "MetaMF are not printed in the paper; ours were chosen on ML-100K (`docs/methods.md`) and carried to the others, but for FedNCF on "
-        "Lastfm-2K and Amazon-Video, where they diverge: lower ones. "
-        "FedPerGNN's published row is at chance.",
+        "MetaMF are not printed in the paper; ours were chosen on ML-100K (`docs/methods.md`) and carried to the "
+        "others, but for FedNCF on Lastfm-2K and Amazon-Video, where they diverge: lower ones. FedPerGNN's published "
+        "row is at chance.",
         protocol=SETTINGS,
     ),
     Card(
