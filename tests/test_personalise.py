@@ -53,6 +53,8 @@ def state_of(algorithm: Algorithm, engine: str = "simulate", **task: Any) -> Any
         {"upload": "gradient"},
         {"threshold": 0.05},
         {"clip": 0.1, "noise": 1.0},
+        {"clip": 0.1, "decay": 0.0},
+        {"clip": 50.0, "participation": 0.5},
         {"own_rate": 0.0},
         {"decay": 0.0},
         {"own_rate": 1.0, "step_decay": 0.5, "participation": 0.5},

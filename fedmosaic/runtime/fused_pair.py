@@ -8,8 +8,10 @@ import numba
 import numpy as np
 
 from fedmosaic.runtime.fused import FAST
+from fedmosaic.upload import SCALE
 
 SPREAD = np.float32(1e-5)
+NUMBERS = 1024  # of a table that are summed over all clients while they are in the cache
 
 
 @numba.njit(cache=True, fastmath=FAST)
@@ -237,3 +239,50 @@ def decorrelate(
         for k in range(dim):
             push[i, k] = (push[i, k] - first[k] - z[i, k] * second[k]) / spread[k]
     return loss / dim
+
+
+@numba.njit(cache=True, parallel=True)
+def clip_factors(item: Any, sent: Any, items: Any, begin: Any, count: Any, left: Any, bound: Any, factors: Any) -> None:
+    """factors[c] = min(1, bound / norm of what client c changed): rows it trained, and what decay did to all others."""
+    whole = 0.0
+    for i in range(item.shape[0]):
+        for d in range(item.shape[1]):
+            whole += np.float64(item[i, d]) * np.float64(item[i, d])
+    for c in numba.prange(count.size):
+        moved, covered = 0.0, 0.0
+        for k in range(begin[c], begin[c] + count[c]):
+            for d in range(item.shape[1]):
+                old = np.float64(item[items[k], d])
+                moved += (np.float64(sent[k, d]) - old) ** 2
+                covered += old * old
+        norm = np.sqrt(moved + (np.float64(left[c]) - 1) ** 2 * max(whole - covered, 0.0))
+        factors[c] = np.float32(min(1.0, np.float64(bound) / max(norm, 1e-30)))
+
+
+@numba.njit(cache=True, parallel=True)
+def clipped_sum(item: Any, sent: Any, items: Any, begin: Any, count: Any, left: Any, factors: Any, totals: Any) -> None:
+    """Sum of factor · change over clients in fixed point, every client's numbers rounded by themselves.
+
+    First as if decay had reached all rows, a few numbers of the table at a time; then the rows that a client trained
+    are put right, in sums of the workers' own.
+    """
+    one, flat, first = np.float32(1), item.reshape(-1), totals[0].reshape(-1)
+    for block in numba.prange((flat.size + NUMBERS - 1) // NUMBERS):
+        part = flat[block * NUMBERS : (block + 1) * NUMBERS]
+        sums = np.zeros(part.size)
+        for c in range(count.size):
+            share = left[c] - one
+            if share != 0:
+                for j in range(part.size):
+                    sums[j] += np.floor(np.float64(share * part[j] * factors[c]) * SCALE + 0.5)
+        for j in range(part.size):
+            first[block * NUMBERS + j] += np.int64(sums[j])
+    for worker in numba.prange(totals.shape[0]):
+        for c in range(worker, count.size, totals.shape[0]):
+            share = left[c] - one
+            for k in range(begin[c], begin[c] + count[c]):
+                i = items[k]
+                for d in range(item.shape[1]):
+                    moved = np.floor(np.float64((sent[k, d] - item[i, d]) * factors[c]) * SCALE + 0.5)
+                    decayed = np.floor(np.float64(share * item[i, d] * factors[c]) * SCALE + 0.5)
+                    totals[worker, i, d] += np.int64(moved - decayed)

@@ -24,6 +24,7 @@ from fedmosaic.models.mf import LinearScorer
 from fedmosaic.objective import bce
 from fedmosaic.personalise.additive import AdditiveModel, AdditiveObjective
 from fedmosaic.personalise.mixing import Decorrelated, MixedModel, NTKWeight
+from fedmosaic.privacy.noise import Clip
 from fedmosaic.ragged import Ragged, offsets_of
 from fedmosaic.runtime import devices, fused_pair
 from fedmosaic.runtime.block import Outcome, Task
@@ -157,6 +158,9 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
 
 def _encoded(algorithm: Algorithm, task: Task, item: Any, store: Store, left: Any) -> tuple[dict[str, Any], int]:
     """The sum of encoded uploads, some clients at a time: rows they trained, and what decay did to the others."""
+    clip = algorithm.upload.stack[0]
+    if isinstance(clip, Clip) and len(algorithm.upload.stack) == 1 and algorithm.upload.support == "dense":
+        return {"item": _clipped(clip.bound, item, store, left)}, 0
     n_items, numbers = task.data.n_items, 0
     total = np.zeros((n_items, *algorithm.upload.shape(algorithm.specs["item"])), np.int64)
     for start in range(0, task.cohort.size, ENCODED_AT_ONCE):
@@ -174,6 +178,16 @@ def _encoded(algorithm: Algorithm, task: Task, item: Any, store: Store, left: An
         total += more["item"]
         numbers += count
     return {"item": total}, numbers
+
+
+def _clipped(bound: float, item: Any, store: Store, left: Any) -> Any:
+    """The sum of clipped uploads, without anybody's whole table."""
+    rows = (item, store.sent, store.out_items, store.out_at, store.out_count, left)
+    factors = np.empty(left.size, np.float32)
+    fused_pair.clip_factors(*rows, bound, factors)
+    totals = np.zeros((numba.get_num_threads(), *item.shape), np.int64)
+    fused_pair.clipped_sum(*rows, factors, totals)
+    return totals.sum(axis=0)
 
 
 def answers(algorithm: Algorithm, data: TrainingSet) -> bool:
