@@ -172,18 +172,22 @@ class MetaMF:
         made["item"] = torch.cat([own @ rise for own, rise in zip(factors, made.pop("rise"), strict=True)])
         sent = self._gradients(blocks, {n: v.detach() for n, v in made.items()}, ctx)
         slopes = torch.autograd.grad(list(made.values()), list(leaves.values()), [sent[n] / clients.size for n in made])
-        norm = torch.sqrt(sum((g.square().sum() for g in slopes), torch.zeros(())))
-        factor = (self.settings.clip / norm.clamp(min=1e-12)).clamp(max=1)
-        rule = Adam(decay=self.settings.decay)
-        for (name, value), slope in zip(server.items(), slopes, strict=True):
-            memory = tuple(new[f"rule/{name}.{i}"] for i in range(3))
-            if name not in WIDE:
-                rule.step(value, slope * factor, memory, self.settings.rate)
-                continue
-            self._by_item(room[name]).index_copy_(0, shown, self._by_item(slope * factor))
-            rule.step(value, room[name], memory, self.settings.rate)
-            self._by_item(room[name]).index_fill_(0, shown, 0)
+        self._move(new, dict(zip(leaves, slopes, strict=True)), shown, room)
         return float(sum((block.loss / np.maximum(block.seen, 1)).sum() for block in blocks))
+
+    def _move(self, new: dict[str, Tensor], slopes: dict[str, Tensor], shown: Tensor, room: dict[str, Tensor]) -> None:
+        """One step of the server's Adam on everything; items that were not shown to a device have no slope."""
+        norm = torch.sqrt(sum((g.square().sum() for g in slopes.values()), torch.zeros(())))
+        factor = (self.settings.clip / norm.clamp(min=1e-12)).clamp(max=1)
+        for name, slope in slopes.items():
+            scaled = slope * factor
+            if name in WIDE:
+                self._by_item(room[name]).index_copy_(0, shown, self._by_item(scaled))
+                scaled = room[name]
+            memory = tuple(new[f"rule/{name}.{i}"] for i in range(3))
+            Adam(decay=self.settings.decay).step(new[f"server/{name}"], scaled, memory, self.settings.rate)
+            if name in WIDE:
+                self._by_item(room[name]).index_fill_(0, shown, 0)  # as it was
 
     def _by_item(self, value: Tensor) -> Tensor:
         """The first axis, an item's numbers below each other, as two: [items, narrow, ...]."""
