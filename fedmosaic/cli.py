@@ -69,6 +69,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a method on a data set, select on validation, report the test."""
+    from fedmosaic import memory
     from fedmosaic import run as runs
     from fedmosaic.config import Settings, parse_pairs, read_config
     from fedmosaic.together import run_together
@@ -92,6 +93,7 @@ def run(
         raise SettingsError("say which METHOD and DATASET to run, for example: fedmosaic run ease ml-100k")
     place = out or runs.default_place(settings)
     note_licence(settings.dataset, data_dir)
+    memory.keep_freed()
     live = Live(track, Path("tracked"), name_of(place, settings), settings)
     with progress_bar(f"{settings.method} on {settings.dataset}", quiet) as bar, live:
 
@@ -122,8 +124,10 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Continue an interrupted run; it ends in the same bytes as if it had never stopped."""
+    from fedmosaic import memory
     from fedmosaic import run as runs
 
+    memory.keep_freed()
     with progress_bar(f"resume {place}", quiet) as progress:
         summary = runs.resume(place, data_dir=data_dir, progress=progress)
     show_summary(summary, as_json)

@@ -6,8 +6,10 @@ that nobody reads any more is handed out again. A training gives all of them bac
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy.typing as npt
 Block = npt.NDArray[np.uint8]
 SMALLEST = 16 << 20  # bytes; smaller arrays are left to NumPy
 SLACK = 1.25  # tables grow a little from round to round; what is not touched costs nothing
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # as mallopt(3) numbers them
 _blocks: list[Block] = []
 _lock = threading.Lock()
 
@@ -48,6 +51,18 @@ def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         # one spare block of a size is enough; outgrown ones are given back
         _blocks[:] = [b for i, b in enumerate(_blocks) if i not in alike] + [block]
     return block[:size].view(dtype).reshape(shape)
+
+
+def keep_freed() -> None:
+    """Have the C library keep what is freed for the next request, in blocks of up to 256 MB; larger ones go back.
+
+    For programs that train and end, since it holds for the whole process. Where the library is not glibc, nothing
+    happens.
+    """
+    with suppress(OSError, TypeError, AttributeError):
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(_MMAP_THRESHOLD, 256 << 20)
+        set_option(_TRIM_THRESHOLD, 1 << 30)
 
 
 def release() -> None:

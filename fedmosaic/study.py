@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from fedmosaic import memory
 from fedmosaic import run as runs
 from fedmosaic.config import Settings
 from fedmosaic.errors import FedmosaicError
@@ -195,6 +196,7 @@ def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | N
     """In a process of its own: one run, from its beginning or from where it was cut."""
     _end_with_parent(channel)
     use_threads(threads)
+    memory.keep_freed()
     try:
         folder = RunFolder(place)
         settings = Settings.from_toml(toml)

@@ -177,10 +177,10 @@ class MetaMF:
 
     def _move(self, new: dict[str, Tensor], slopes: dict[str, Tensor], shown: Tensor, room: dict[str, Tensor]) -> None:
         """One step of the server's Adam on everything; items that were not shown to a device have no slope."""
-        norm = torch.sqrt(sum((g.square().sum() for g in slopes.values()), torch.zeros(())))
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in slopes.values()]))
         factor = (self.settings.clip / norm.clamp(min=1e-12)).clamp(max=1)
         for name, slope in slopes.items():
-            scaled = slope * factor
+            scaled = slope.mul_(factor)
             if name in WIDE:
                 self._by_item(room[name]).index_copy_(0, shown, self._by_item(scaled))
                 scaled = room[name]
