@@ -10,7 +10,8 @@ from typing import Any
 
 from fedmosaic.cards.card import NAMES, Card, Results, Verdict, card_table, verdicts
 from fedmosaic.errors import FedmosaicError
-from fedmosaic.study import Progress, Tell, run_study
+from fedmosaic.folder import RunFolder
+from fedmosaic.study import Progress, Tell, cells, run_study
 
 LARGEST_STATE = 100 << 20  # bytes; figures need some states, none of the large ones
 
@@ -65,11 +66,22 @@ def write_book(cards: Sequence[Card], results: Results, place: Path, command: st
         "A published number matches if ours lies within 1.5 points or two standard deviations (the paper's or ours, "
         "the larger) under the paper's pool.",
         _contents(cards, results),
+        *_unfinished(cards, results),
         *(["A quick run: too few rounds to judge anything."] if results.quick else _judgement(judged, results)),
     ]
     body = [section(card, results, folder, link) for card in cards]
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("\n\n".join([*head, *body]) + "\n")
+
+
+def _unfinished(cards: Sequence[Card], results: Results) -> list[str]:
+    """What the reader does not see: how many runs of the plan are still to be made."""
+    planned = [s for card in cards for s in card.plan(results.seeds, results.quick)]
+    every = cells(planned, results.parent)
+    absent = [c for c in every if c.settings.key() not in results.ledger.records and not RunFolder(c.place).finished]
+    if not absent:
+        return []
+    return [f"Of {len(every)} planned runs {len(absent)} are still to be made; cells say so, or have fewer seeds."]
 
 
 def _contents(cards: Sequence[Card], results: Results) -> str:
@@ -109,14 +121,14 @@ def _judgement(judged: Sequence[Verdict], results: Results) -> list[str]:
     wrong = [v for v in distinct.values() if not v.matches]
     lines: list[str] = []
     said: dict[str, str] = {}  # a reason is said once
-    for (row, data), cells in groupby(wrong, key=lambda v: (v.claim.row, v.claim.data)):
-        found = list(cells)
-        numbers = "; ".join(f"{v.metric}: paper {v.paper:.2f}, here {v.ours:.2f}" for v in found)
+    for (row, data), numbers in groupby(wrong, key=lambda v: (v.claim.row, v.claim.data)):
+        found = list(numbers)
+        text = "; ".join(f"{v.metric}: paper {v.paper:.2f}, here {v.ours:.2f}" for v in found)
         reason = found[0].claim.reason
         why = "no reason tested" if reason is None else reason.text(found[0].claim, found[0].pool, results)
         title = f"{row}, {NAMES[data]}"
         first = said.setdefault(why, title)
-        lines.append(f"- {title}: {numbers} ({why if first == title or reason is None else f'as for {first}'})")
+        lines.append(f"- {title}: {text} ({why if first == title or reason is None else f'as for {first}'})")
     share = f"**{len(distinct) - len(wrong)} of {len(distinct)} published numbers match.**"
     return [share + (" Those that do not:" if wrong else ""), "\n".join(lines)]
 
