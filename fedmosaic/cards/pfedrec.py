@@ -69,10 +69,6 @@ REASONS = {
     ("mf", "ml-100k"): Reason(NO_RATE, {"rate": 0.01}),
     ("mf", "lastfm-2k-tags"): Reason(NO_RATE, {"rate": 0.01}),
     ("mf", "amazon-video"): Reason("the paper's MF is below popularity, as an overfitted one is", {"rate": 0.01}),
-    ("fedpergnn", "ml-100k"): Reason(
-        "the published row is at chance, a failed run rather than a result; even without negatives, as on ratings",
-        {"negatives": 0},
-    ),
     ("metamf", "ml-100k"): Reason(
         "not the rates, of which 20 were searched, nor the width", {"hidden": 256, "memory": 256}
     ),
@@ -91,6 +87,11 @@ REASONS = {
     ("fedrecon-dual", "lastfm-2k-tags"): Reason(CARRIED, {"item_factor": 1.0}),
     ("fedrecon-dual", "amazon-video"): Reason(CARRIED, {"score_rate": 0.1, "item_factor": 4.0}),
 }
+FAILED = Reason(
+    "the published row is at chance, a failed run rather than a result; even without negatives, as on ratings",
+    {"negatives": 0},
+)
+REASONS |= {("fedpergnn", data): FAILED for data in DATA}
 NOT_THE_NOISE = Reason(
     "the row without noise is as far off, within its deviation; noise itself costs as little as there"
 )
