@@ -72,6 +72,9 @@ REASONS = {
     ("metamf", "ml-100k"): Reason(
         "not the rates, of which 20 were searched, nor the width", {"hidden": 256, "memory": 256}
     ),
+    ("metamf", "amazon-video"): Reason(
+        "the paper's is below popularity, ours at its level; so it is without decay", {"decay": 0.0}
+    ),
     ("fedncf", "lastfm-2k-tags"): Reason("HR still rises in the last round; with more rounds", {"rounds": 200}),
     ("fedncf", "amazon-video"): Reason(
         "the paper's is below popularity, ours at its level with any rate that does not diverge", {"item_factor": 4.0}
