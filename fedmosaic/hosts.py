@@ -22,7 +22,7 @@ from fedmosaic.models.view import Model
 from fedmosaic.objective import ChunkedBCE
 from fedmosaic.personalise.additive import Norm, Ramp, additive
 from fedmosaic.personalise.mixing import Form, mixing
-from fedmosaic.privacy.noise import clipped, noisy, sparse_values
+from fedmosaic.privacy.noise import NoiseSettings, clipped, noisy, sparse_values
 from fedmosaic.runtime.federation import Engine, Federation
 from fedmosaic.server import Server
 from fedmosaic.training import TrainingSet
@@ -57,7 +57,7 @@ class FederatedSettings(RoundSettings):
     engine: Engine = Field(default="auto", description="auto, loop, simulate or kernel; changes speed, not numbers")
 
 
-class LinearSettings(FederatedSettings):
+class LinearSettings(NoiseSettings, FederatedSettings):
     """Settings of methods on the linear scorer."""
 
     preset: Literal["paper", "scale-free"] = Field(default="paper", description="whose learning rates")
@@ -152,7 +152,7 @@ class TableSettings(FederatedSettings):
         return {**values, **given}
 
 
-class SharedTableSettings(TableSettings):
+class SharedTableSettings(NoiseSettings, TableSettings):
     """Settings of FedRAP's shared table, and of what is sent of it."""
 
     upload: Literal["weights", "gradient"] = Field(default="weights", description="what is sent of the shared table")
@@ -252,7 +252,7 @@ def linear(s: LinearSettings) -> Algorithm:
     server = Server() if paper else Server("row-mean", Adam(), 0.03)
     upload = Upload("value" if paper else "delta")
     host = Algorithm(model, roles_of(model), (_pass(s, step),), upload=upload, server=server, negatives=s.negatives)
-    return noisy("laplace", s.noise)(host)
+    return noisy("laplace", s.noise, s.noise_draws)(host)
 
 
 def fedncf(s: NetworkSettings) -> Algorithm:
@@ -315,7 +315,7 @@ def shared_table(s: SharedTableSettings) -> Algorithm:
     if s.upload == "gradient":  # the table stands still on the device, so the server decays it
         host = replace(host, upload=Upload("gradient"), server=Server(rule=SGD(s.decay), rate=_table_rate(s)))
     guards: list[Wrapper] = [clipped(s.clip)] if s.clip else []
-    return compose(host, sparse_values(s.threshold), *guards, noisy("gaussian", s.noise * s.clip))
+    return compose(host, sparse_values(s.threshold), *guards, noisy("gaussian", s.noise * s.clip, s.noise_draws))
 
 
 def fedrap(s: AdditiveSettings) -> Algorithm:

@@ -26,7 +26,7 @@ from fedmosaic.training import train
 Choice = tuple[float, float] | list[Any]  # a logarithmic range, or values to choose from
 # Not searched unless asked: they change the problem, its privacy or its cost rather than the fit.
 FIXED = {"participation", "step_decay", "round_decay", "tolerance", "average"}
-FIXED |= {"noise", "publish_noise", "clip", "clip_low", "clip_high", "threshold", "nu"}
+FIXED |= {"noise", "noise_draws", "publish_noise", "clip", "clip_low", "clip_high", "threshold", "nu"}
 RANGES: dict[str, tuple[float, float]] = {  # where the default is no number to start from
     "score_rate": (0.01, 3.0),
     "item_rate": (100.0, 100_000.0),

@@ -109,7 +109,16 @@ def test_engine_law_of_sharpness(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrapper", [noisy("laplace", 0.1), noisy("gaussian", 0.1), clipped(0.05), low_rank(2), low_rank(4)]
+    "wrapper",
+    [
+        noisy("laplace", 0.1),
+        noisy("laplace", 0.1, "summed"),
+        noisy("gaussian", 0.1),
+        noisy("gaussian", 0.1, "summed"),
+        clipped(0.05),
+        low_rank(2),
+        low_rank(4),
+    ],
 )
 def test_engine_law_of_encoders_and_noise(wrapper: Any) -> None:
     host = linear(LinearSettings(**{k: v for k, v in MIX.items() if k != "rounds"}))

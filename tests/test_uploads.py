@@ -49,6 +49,22 @@ def test_noise_follows_its_law_and_neighbours_are_independent(kind: Any) -> None
         assert abs(np.corrcoef(powers.T)[0, 1]) < 0.015  # five deviations of independent ones
 
 
+@pytest.mark.parametrize("clients", [1, 3, 40])
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+def test_a_sum_drawn_at_once_has_the_law_of_the_clients_own_draws(kind: Any, clients: int) -> None:
+    each, summed, again, later = (np.zeros((2_000, 8), dtype=np.int64) for _ in range(4))
+    ctx, whom = Context(3, 7, 2_000, clients), np.arange(clients)
+    AddedNoise(kind, 0.5).add(each, "item", whom, ctx)
+    AddedNoise(kind, 0.5, "summed").add(summed, "item", whom, ctx)
+    assert stats.ks_2samp(each.ravel(), summed.ravel()).pvalue > 0.01
+    assert abs(summed.std() / each.std() - 1) < 0.05
+    assert abs(np.corrcoef(summed[:, 0], summed[:, 1])[0, 1]) < 0.1
+    AddedNoise(kind, 0.5, "summed").add(again, "item", whom[::-1], ctx)
+    assert np.array_equal(summed, again)  # whoever is asked first
+    AddedNoise(kind, 0.5, "summed").add(later, "item", whom, replace(ctx, round=4))
+    assert not np.array_equal(summed, later)
+
+
 def test_clipping_bounds_the_joint_norm_of_each_client() -> None:
     changes = {"a": torch.full((4, 2), 3.0), "b": torch.full((2, 2), 0.001)}
     owners = {"a": torch.tensor([0, 0, 0, 0]), "b": torch.tensor([0, 1])}

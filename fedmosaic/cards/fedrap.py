@@ -42,7 +42,7 @@ REASONS = {
         {"preset": "retuned"},
     ),
 }
-NOISE = {"clip": 0.1, "noise": 1.0}
+NOISE = {"clip": 0.1, "noise": 1.0, "noise_draws": "summed"}
 OTHER_NOISE = {"clip": 1e4, "noise": 1e-5}  # clips nothing, so the deviation of what is added is 0.1
 RECIPES = "the released code holds two recipes, both commented out; the other one adds N(0, 0.1²) to every number"
 # Why cells with noise differ

@@ -30,7 +30,7 @@ from fedmosaic.hosts import FULL_BATCH, FederatedSettings, federation, refuse_si
 from fedmosaic.local import Adam, Move, Pass, Phase
 from fedmosaic.models.view import View
 from fedmosaic.objective import ChunkedBCE
-from fedmosaic.privacy.noise import ClipValues, PseudoItems, noisy
+from fedmosaic.privacy.noise import ClipValues, NoiseSettings, PseudoItems, noisy
 from fedmosaic.ragged import Ragged
 from fedmosaic.runtime.devices import Array
 from fedmosaic.runtime.federation import Federation
@@ -40,7 +40,7 @@ from fedmosaic.tree import Axis, Init, Role, Spec
 from fedmosaic.upload import Upload
 
 
-class GNNSettings(FederatedSettings):
+class GNNSettings(NoiseSettings, FederatedSettings):
     """Settings of FedPerGNN."""
 
     rounds: int = Field(default=60, ge=1, description="rounds of training")
@@ -152,7 +152,7 @@ class FedPerGNN:
             negatives=s.negatives,
             history=True,
         )
-        return noisy("laplace", s.noise)(host)
+        return noisy("laplace", s.noise, s.noise_draws)(host)
 
     @property
     def federation(self) -> Federation:
