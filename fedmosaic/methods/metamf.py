@@ -7,8 +7,7 @@
 A, B, W1, W2 are two-layer networks. A device gets its generated tensors, takes one gradient and sends it; the server
 carries it on by the chain rule into the networks, M and p_u. The server knows a vector per person.
 
-Rows of A that no device of a step trains have no gradient, so they are not generated for it: a step costs what is
-touched, but for the server's Adam, which moves everything.
+Of A a step generates for each device the rows that it trains and no others; the server's Adam moves everything.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from fedmosaic.algorithm import Algorithm
 from fedmosaic.data.batches import cohort_of
 from fedmosaic.hosts import FULL_BATCH, CohortSettings, refuse_silos
 from fedmosaic.local import Adam, Context, Move, Pass, Phase
+from fedmosaic.methods.wide import Asked
 from fedmosaic.models.view import View
 from fedmosaic.ragged import I64, Ragged
 from fedmosaic.runtime.block import Block, Task, turns
@@ -38,7 +38,7 @@ from fedmosaic.training import RoundRecord, State, TrainingSet
 from fedmosaic.tree import Axis, Init, Role, Spec
 from fedmosaic.upload import Upload
 
-WIDE = ("rows.1.weight", "rows.1.bias")  # the server's parameters that hold numbers for every item
+USERS = 512  # whose answers are made together
 
 
 class MetaSettings(CohortSettings):
@@ -132,66 +132,54 @@ class MetaMF:
         ctx = Context(round, seed, data.n_items, data.n_clients)
         order = np.random.Generator(np.random.Philox(key=[seed, round])).permutation(cohort)
         new = {k: torch.from_numpy(v.copy()) for k, v in state.items() if k.startswith(("server/", "rule/"))}
-        room = {name: torch.zeros_like(new[f"server/{name}"]) for name in WIDE}  # for the gradients of every step
         loss = 0.0
         for at in range(0, order.size, self.settings.group):
-            loss += self._step(data, new, room, np.sort(order[at : at + self.settings.group]), ctx)
+            loss += self._step(data, new, np.sort(order[at : at + self.settings.group]), ctx)
         after = {**state, **{k: v.numpy() for k, v in new.items()}}
         share = min(self.settings.average, 1 - 1 / round)  # of the past; the first rounds count alike
         for name in (k[7:] for k in new if k.startswith("server/")):
             after[f"mean/{name}"] = share * state[f"mean/{name}"] + (1 - share) * after[f"server/{name}"]
         numbers = data.n_items * self.settings.dim + (self.settings.dim + 2) * self.settings.narrow + 1
         record = RoundRecord(cohort.size, 4 * numbers, 4 * numbers, loss / cohort.size)
-        answers = None
-        if probe is not None:
-            asked = self._asked(data, after, probe)
-            answers = np.concatenate([scores[part.rows, part.values] for scores, part in asked])
-        return after, record, answers
+        return after, record, None if probe is None else self._answers(data, after, probe)
 
-    def _asked(self, data: TrainingSet, state: State, probe: Ragged) -> Iterator[tuple[Array, Ragged]]:
-        """Per block of users: scores of everything, and which are asked."""
-        for users, scores in self._tables(data, state, np.arange(data.n_users)):
-            yield scores, probe.take(users)
+    def _answers(self, data: TrainingSet, state: State, probe: Ragged) -> Array:
+        """Scores of what each user is asked for."""
+        server, found = _answering(state), []
+        with torch.no_grad():
+            for users in np.array_split(np.arange(data.n_users), data.n_users // USERS + 1):
+                items = probe.take(users)
+                made = generate(server, torch.from_numpy(users), self.settings, Asked.of(items, data.n_items))
+                whose = torch.from_numpy(items.rows.astype(np.int64))
+                inner = torch.bmm(made["rise"], made["hidden.weight"])[whose]
+                hidden = torch.baddbmm(made["hidden.bias"][whose, None], made["factors"].unsqueeze(1), inner).relu_()
+                scores = torch.baddbmm(made["out.bias"][whose, None], hidden, made["out.weight"][whose])
+                found.append(scores.flatten().numpy())
+        return np.concatenate(found)
 
-    def _step(
-        self, data: TrainingSet, new: dict[str, Tensor], room: dict[str, Tensor], clients: I64, ctx: Context
-    ) -> float:
+    def _step(self, data: TrainingSet, new: dict[str, Tensor], clients: I64, ctx: Context) -> float:
         """Generate, let the devices answer with gradients, carry those into the server's parameters, move."""
         nothing = {n: s.table(0, data.n_items) for n, s in self.algorithm.specs.items()}
         task = Task(data, nothing, {}, ctx, clients)
         blocks = [begin(self.algorithm, task, clients[part]) for part in chunks(self.algorithm, task)]
         touched = Ragged.join([block.place.touched for block in blocks])
-        items, place = np.unique(touched.values, return_inverse=True)
-        shown = torch.from_numpy(items.astype(np.int64))
-        server = {k[7:]: v for k, v in new.items() if k.startswith("server/")}
-        leaves = {n: self._by_item(v)[shown].flatten(0, 1) if n in WIDE else v for n, v in server.items()}
-        leaves = {n: v.detach().requires_grad_() for n, v in leaves.items()}
-        made = generate(leaves, torch.from_numpy(np.concatenate([b.place.clients for b in blocks])), self.settings)
-        mine = torch.from_numpy(touched.rows * items.size + place)
-        factors = torch.split(made.pop("factors").flatten(0, 1)[mine], touched.lengths.tolist())
+        users = torch.from_numpy(np.concatenate([block.place.clients for block in blocks]))
+        leaves = {k[7:]: v.detach().requires_grad_() for k, v in new.items() if k.startswith("server/")}
+        made = generate(leaves, users, self.settings, Asked.of(touched, data.n_items))
+        factors = torch.split(made.pop("factors"), touched.lengths.tolist())
         made["item"] = torch.cat([own @ rise for own, rise in zip(factors, made.pop("rise"), strict=True)])
         sent = self._gradients(blocks, {n: v.detach() for n, v in made.items()}, ctx)
         slopes = torch.autograd.grad(list(made.values()), list(leaves.values()), [sent[n] / clients.size for n in made])
-        self._move(new, dict(zip(leaves, slopes, strict=True)), shown, room)
+        self._move(new, dict(zip(leaves, slopes, strict=True)))
         return float(sum((block.loss / np.maximum(block.seen, 1)).sum() for block in blocks))
 
-    def _move(self, new: dict[str, Tensor], slopes: dict[str, Tensor], shown: Tensor, room: dict[str, Tensor]) -> None:
-        """One step of the server's Adam on everything; items that were not shown to a device have no slope."""
+    def _move(self, new: dict[str, Tensor], slopes: dict[str, Tensor]) -> None:
+        """One step of the server's Adam on everything."""
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in slopes.values()]))
-        factor = (self.settings.clip / norm.clamp(min=1e-12)).clamp(max=1)
         for name, slope in slopes.items():
-            scaled = slope.mul_(factor)
-            if name in WIDE:
-                self._by_item(room[name]).index_copy_(0, shown, self._by_item(scaled))
-                scaled = room[name]
+            scaled = slope if norm <= self.settings.clip else slope.mul_(self.settings.clip / norm)
             memory = tuple(new[f"rule/{name}.{i}"] for i in range(3))
             Adam(decay=self.settings.decay).step(new[f"server/{name}"], scaled, memory, self.settings.rate)
-            if name in WIDE:
-                self._by_item(room[name]).index_fill_(0, shown, 0)  # as it was
-
-    def _by_item(self, value: Tensor) -> Tensor:
-        """The first axis, an item's numbers below each other, as two: [items, narrow, ...]."""
-        return value.view(-1, self.settings.narrow, *value.shape[1:])
 
     def _gradients(self, blocks: list[Block], made: dict[str, Tensor], ctx: Context) -> dict[str, Tensor]:
         """The devices' work: what the server generated goes in, block by block, and gradients come out."""
@@ -235,18 +223,30 @@ def _answering(state: State) -> dict[str, Tensor]:
     return {k[5:]: torch.from_numpy(v) for k, v in state.items() if k.startswith("mean/")}
 
 
-def generate(server: dict[str, Tensor], users: Tensor, s: MetaSettings) -> dict[str, Tensor]:
-    """The tensors of some users' models, one leading row per user; item rows as two factors, `factors` and `rise`."""
+def generate(
+    server: dict[str, Tensor], users: Tensor, s: MetaSettings, asked: Asked | None = None
+) -> dict[str, Tensor]:
+    """The tensors of some users' models, one leading row per user; item rows as two factors, `factors` and `rise`.
+
+    Where only some items are asked for, `factors` has a row for each of those pairs instead.
+    """
     code = server["user"][users] @ server["memory"]
 
-    def network(name: str) -> Tensor:
-        inner = torch.relu(linear(code, server[f"{name}.0.weight"], server[f"{name}.0.bias"]))
-        return linear(inner, server[f"{name}.1.weight"], server[f"{name}.1.bias"])
+    def inner(name: str) -> Tensor:
+        return torch.relu(linear(code, server[f"{name}.0.weight"], server[f"{name}.0.bias"]))
 
+    def network(name: str) -> Tensor:
+        return linear(inner(name), server[f"{name}.1.weight"], server[f"{name}.1.bias"])
+
+    if asked is None:
+        factors = network("rows").reshape(users.shape[0], -1, s.narrow)
+    else:
+        weight = server["rows.1.weight"].view(-1, s.narrow, s.hidden)
+        factors = asked.rows(inner("rows"), weight, server["rows.1.bias"].view(-1, s.narrow))
     hidden, out = network("hidden"), network("out")
     cut = s.dim * s.narrow
     return {
-        "factors": network("rows").reshape(users.shape[0], -1, s.narrow),
+        "factors": factors,
         "rise": network("rise").reshape(-1, s.narrow, s.dim),
         "hidden.weight": hidden[:, :cut].reshape(-1, s.dim, s.narrow),
         "hidden.bias": hidden[:, cut:],
