@@ -24,7 +24,7 @@ from fedmosaic.closed_form.popularity import Popularity
 from fedmosaic.config import Settings
 from fedmosaic.data.negatives import Candidates, draw_candidates
 from fedmosaic.data.split import Part, Split
-from fedmosaic.errors import RunError, SettingsError
+from fedmosaic.errors import RunError, ScoreError, SettingsError
 from fedmosaic.evaluate import Evaluation, evaluate, make_probe, rank_probe
 from fedmosaic.folder import Meter, Position, RunFolder, peak_megabytes
 from fedmosaic.metrics import Ranks, bootstrap
@@ -161,7 +161,8 @@ def _rounds(
     stored = clock = Meter.now()
     pause = 0.0
     with folder.open_metrics(position.round) as metrics:
-        for step in train(method, setup.data, settings.seed, state=state, done=position.round, probe=setup.probe):
+        steps = train(method, setup.data, settings.seed, state=state, done=position.round, probe=setup.probe)
+        while (step := _next(steps, position)) is not None:
             line: dict[str, Any] = {"round": step.round, **vars(step.record)}
             last = step.round == method.rounds
             value = position.best_value
@@ -185,6 +186,19 @@ def _rounds(
                 best, stored = None, Meter.now()
                 pause = (stored.wall - clock.wall) / CHECKPOINT_SHARE  # large states are stored less often
             yield position, line
+
+
+def _next(steps: Iterator[Step], position: Position) -> Step | None:
+    """The next round, none after the last; a round that fails says how to keep the ones before it."""
+    try:
+        return next(steps, None)
+    except ScoreError as error:
+        if not position.round:
+            raise
+        said = (
+            f"{error} (in round {position.round + 1}; with rounds={position.round} the run ends before, its best kept)"
+        )
+        raise ScoreError(said) from None
 
 
 def _summary(

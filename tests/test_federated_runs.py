@@ -12,6 +12,7 @@ import pytest
 from fedmosaic import FederatedRecommender
 from fedmosaic.config import Settings
 from fedmosaic.data.split import Split
+from fedmosaic.errors import ScoreError
 from fedmosaic.run import resume, start
 from fedmosaic.testing import final_bytes, kill_at_random
 
@@ -57,6 +58,15 @@ def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
     assert kill_at_random(config, tmp_path / "cut", times=3, seed=0, longest=0.3) == 3
     resume(tmp_path / "cut")
     assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
+
+
+def test_a_run_that_diverges_says_how_to_keep_what_went_before(tmp_path: Path) -> None:
+    settings = TOY | {"rate": 60.0, "item_factor": 1.0, "user_rate": 3.0, "rounds": 30}
+    with pytest.raises(ScoreError, match=r"training diverged.*in round (\d+); with rounds=") as failure:
+        start(Settings.make("fedncf", "synthetic", settings), tmp_path / "r")
+    kept = int(str(failure.value).split("rounds=")[1].split()[0])
+    done = start(Settings.make("fedncf", "synthetic", settings | {"rounds": kept}), tmp_path / "kept")
+    assert done["rounds"] == kept
 
 
 def test_cost_is_metered(tmp_path: Path) -> None:
