@@ -100,7 +100,7 @@ def reproduce(
             failed = book.run_cards(cards, results, workers=workers, tell=tell).failed
     if out is not None:
         words = ["fedmosaic reproduce", card, *(["--quick"] if quick else [f"--seeds {seeds}"])]
-        words += [*([] if ledger is None else [f"--ledger {ledger.name}"]), f"-o {out.name}"]
+        words += [*(["--gather"] if gather else []), *([] if ledger is None else [f"--ledger {ledger}"]), f"-o {out}"]
         book.write_book(cards, results, out, " ".join(words))
     if as_json:
         print(json.dumps(book.as_json(cards, results)))

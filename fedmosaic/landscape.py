@@ -46,9 +46,9 @@ class Sharpness:
 
     loss: float
     radius: float
-    mean_rise: float  # over random unit directions, at the radius
+    mean_rise: float  # over random directions, at the radius; negative where most ways lead down
     worst_rise: float
-    uphill_rise: float  # along the gradient, at the radius: the gap that sharpness-aware steps shrink
+    uphill_rise: float  # along the gradient, as far as a random direction goes: what sharpness-aware steps shrink
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,14 +134,17 @@ class Landscape:
                     progress(i * points + j + 1, points * points)
         return Surface(steps, losses)
 
-    def sharpness(self, *, radius: float = 1.0, directions: int = 8, seed: int = 0) -> Sharpness:
-        """The loss, and its rise at a radius: over random directions, and straight uphill."""
+    def sharpness(
+        self, *, radius: float = 1.0, directions: int = 8, recipe: Recipe = "zero-mean", seed: int = 0
+    ) -> Sharpness:
+        """The loss, and its rise at a radius: over random directions of a recipe, and straight uphill."""
         centre = self.loss()
         rises = []
         for number in range(directions):
-            way = self.direction(2 + number, "zero-mean", seed)
+            way = self.direction(2 + number, recipe, seed)
             rises.append(self.loss({n: radius * v for n, v in way.items()}) - centre)
-        top = self.loss({n: radius * v for n, v in self.uphill().items()}) - centre
+        far = radius * (_length(self.shared) if recipe == "filter" else 1.0)  # as long as the random ones are
+        top = self.loss({n: far * v for n, v in self.uphill().items()}) - centre
         return Sharpness(centre, radius, float(np.mean(rises)), float(np.max(rises)), top)
 
     def _at(self, moved: Direction | None) -> Direction:
@@ -175,7 +178,7 @@ def look(
         raise SettingsError("a landscape needs a federated method with shared parameters")
     chosen = next(r for r in RECIPES if r == recipe)
     land = Landscape(method, data, state, seed=seed)
-    scalars = land.sharpness(radius=radius, seed=seed)
+    scalars = land.sharpness(radius=radius, recipe=chosen, seed=seed)
     tell = None if progress is None else lambda done, total: progress(done, total, {})
     surface = land.surface(radius=radius, points=points, recipe=chosen, seed=seed, progress=tell)
     extremes = {"lowest": float(surface.losses.min()), "highest": float(surface.losses.max())}
@@ -192,8 +195,12 @@ def _ready(block: Block) -> tuple[Block, Batch]:
 
 def _unit(direction: Direction) -> Direction:
     """One joint length of 1."""
-    length = torch.stack([v.double().square().sum() for v in direction.values()]).sum().sqrt()
-    return {n: (v / length.clamp(min=1e-12)).float() for n, v in direction.items()}
+    length = max(_length(direction), 1e-12)
+    return {n: (v.double() / length).float() for n, v in direction.items()}
+
+
+def _length(direction: Direction) -> float:
+    return float(torch.stack([v.double().square().sum() for v in direction.values()]).sum().sqrt())
 
 
 def _row_norms(value: Tensor) -> Tensor:

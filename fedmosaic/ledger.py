@@ -90,10 +90,12 @@ class Ledger:
     def add(self, *records: Record) -> None:
         """Take records in and write the file; a run that was made again replaces what it said before."""
         new = {r.key: r for r in records if self.records.get(r.key) != r}
-        self.records |= new
-        if self.path is not None and new:
-            lines = sorted(json.dumps(asdict(r), separators=(",", ":")) for r in self.records.values())
-            write_atomic(self.path, "".join(line + "\n" for line in lines))
+        if self.path is None or not new:
+            self.records |= new
+            return
+        self.records |= Ledger.read(self.path).records | new  # another study may have written meanwhile
+        lines = sorted(json.dumps(asdict(r), separators=(",", ":")) for r in self.records.values())
+        write_atomic(self.path, "".join(line + "\n" for line in lines))
 
 
 def _short(value: float) -> float:

@@ -49,6 +49,12 @@ def test_published_numbers_are_percent() -> None:
                 assert value is None or 4 < value < 100
 
 
+def test_a_card_without_published_numbers_says_what_can_be_said() -> None:
+    for card in CARDS.values():
+        numbers = card.counts or any(any(c.paper) for c in card.claims) or card.name == "leak"  # which is our own
+        assert bool(numbers) != bool(card.verdict), card.name
+
+
 def test_seeds_are_five_where_cheap_three_elsewhere_and_never_more_than_wanted() -> None:
     cheap, large = Claim("a", "ml-100k", "pfedrec"), Claim("a", "ml-1m", "pfedrec")
     assert [len(c.seed_range(9)) for c in (cheap, large, Claim("a", "ml-100k", "fedrap"))] == [5, 3, 3]
@@ -214,6 +220,10 @@ def test_reasons_are_shown_by_runs(shelf: tuple[dict[str, Card], Results]) -> No
     found = results.estimate(replace(narrow, seeds=1), "legacy")
     assert found is not None
     assert reason.text(claim, "legacy", results) == f"the width: `dim=2` gives {found.text()}"
+    near = replace(claim, paper=(found.mean[0] + 1.4, None))
+    assert reason.text(near, "legacy", results).endswith(f"gives {found.text()}, within the band")
+    far = replace(claim, paper=(found.mean[0] - 2.0, found.mean[1]))
+    assert reason.text(far, "legacy", results).endswith(f"gives {found.text()}, still off (HR +2.0)")
     curve = Reason("less training", curve=True)
     values = [100 * (v or 0) for v in results.records(wide, "legacy")[0].curve["validation"]]
     reached = replace(wide, paper=(max(values), None), reason=curve)
@@ -223,7 +233,7 @@ def test_reasons_are_shown_by_runs(shelf: tuple[dict[str, Card], Results]) -> No
     both = replace(claim, paper=(100.1, None), reason=replace(reason, curve=True))
     assert both.reason is not None
     assert both.reason.text(both, "legacy", results).endswith(
-        f"gives {found.text()}; validation HR stays below, "
+        f"gives {found.text()}, still off (HR {found.mean[0] - 100.1:+.1f}); validation HR stays below, "
         f"{max(100 * (v or 0) for v in results.records(narrow, 'legacy')[0].curve['validation']):.1f} at most"
     )
 

@@ -76,6 +76,15 @@ def test_a_record_of_other_data_is_not_taken_for_this(made: tuple[Path, Path], t
     assert run_study(TWO[:1], tmp_path, ledger=stale).skipped == 0
 
 
+def test_two_studies_keep_each_others_records(made: tuple[Path, Path], tmp_path: Path) -> None:
+    one, two = Ledger.read(made[1]).records.values()
+    path = tmp_path / "ledger.jsonl"
+    here, there = Ledger.read(path), Ledger.read(path)
+    here.add(one)
+    there.add(two)
+    assert path.read_bytes() == made[1].read_bytes()
+
+
 def test_folders_that_were_there_before_are_added(made: tuple[Path, Path], tmp_path: Path) -> None:
     parent, path = made
     later = tmp_path / "later.jsonl"

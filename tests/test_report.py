@@ -9,12 +9,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedmosaic.cli import app
 from fedmosaic.config import Settings, presets, read_config
 from fedmosaic.errors import RunError, SettingsError, UnknownNameError
+from fedmosaic.report import figures
 from fedmosaic.report.page import write_page
 from fedmosaic.run import start
 from fedmosaic.trackers import export
@@ -49,6 +51,24 @@ def test_the_page_stands_alone(runs: list[Path], tmp_path: Path) -> None:
     for words in ("popular", "pool legacy", "config.toml", "fedmf strict", "halvings"):
         assert words in text
     assert "<b>Film" not in text, "a title reached the page unescaped"
+
+
+def test_runs_that_knew_what_is_hidden_are_not_called_honest(tmp_path: Path) -> None:
+    places = []
+    for pool in ("strict", "isolated"):
+        given = {"users": 40, "items": 30, "per_user": 6, "dim": 4, "rounds": 2, "item_rate": 2.0, "pool": pool}
+        places.append(tmp_path / pool)
+        start(Settings.make("fedmf", "synthetic", given), places[-1])
+    text = write_page(places, tmp_path / "report.html", users=2).read_text()
+    assert "The best of 1 honest run is fedmf strict" in text
+    assert "1 run(s) knew what is hidden" in text
+
+
+def test_more_curves_than_colours_can_be_drawn_and_told_apart() -> None:
+    many = {f"method {n}": np.linspace(-1, 1, 5) for n in range(12)}
+    figures.pyplot().close(figures.gains(many, "gain"))
+    figures.pyplot().close(figures.bars({"one": dict.fromkeys(many, 1.0)}, "height"))
+    assert len({tuple(figures.mark(n).items()) for n in range(24)}) == 24
 
 
 def test_the_page_works_in_a_browser(runs: list[Path], tmp_path: Path) -> None:

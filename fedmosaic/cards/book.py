@@ -42,6 +42,8 @@ def section(card: Card, results: Results, folder: Path, link: str) -> str:
     parts = [f"## {card.title}", f"*{card.paper}*  ", f"`fedmosaic reproduce {card.name}`", card.text, table.markdown()]
     if found:
         parts.append(f"Of {len(found)} published numbers that were run, {sum(v.matches for v in found)} match.")
+    if card.verdict and not results.quick:
+        parts.append(f"Verdict: {card.verdict}")
     try:
         drawn = [] if card.draw is None else card.draw(card, results, folder)
         parts += [f"![{f.caption}]({link}/{f.name}.png)\n\n*{f.caption}*" for f in drawn]
@@ -114,8 +116,10 @@ def _versions(cards: Sequence[Card], results: Results) -> str:
 
 
 def _judgement(judged: Sequence[Verdict], results: Results) -> list[str]:
-    # tables repeat each other's rows: a run is judged once
-    distinct = {(v.claim.settings(v.pool, 0, False).key(), v.metric, v.paper): v for v in judged}
+    distinct: dict[tuple[str, str, float], Verdict] = {}
+    for verdict in judged:  # tables repeat each other's rows: a run is judged once, where it stands first
+        key = verdict.claim.settings(verdict.pool, 0, False).key()
+        distinct.setdefault((key, verdict.metric, verdict.paper), verdict)
     if not distinct:
         return []
     wrong = [v for v in distinct.values() if not v.matches]

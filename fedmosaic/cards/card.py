@@ -66,7 +66,12 @@ class Reason:
     def _other(self, claim: Claim, pool: str, results: Results) -> str:
         given = " ".join(f"{k}={v}" for k, v in self.tried.items())
         found = results.estimate(claim.trial(), pool)
-        return f"`{given}` " + ("was not run" if found is None else f"gives {found.text()}")
+        if found is None:
+            return f"`{given}` was not run"
+        judged = _judged(claim, pool, found)
+        far = [f"{v.metric.split('@')[0].upper()} {v.ours - v.paper:+.1f}" for v in judged if not v.matches]
+        how = f", still off ({', '.join(far)})" if far else ", within the band" if judged else ""
+        return f"`{given}` gives {found.text()}{how}"
 
     def _passed(self, claim: Claim, pool: str, results: Results) -> str:
         published = claim.paper[0]
@@ -132,6 +137,7 @@ class Card:
     title: str
     claims: tuple[Claim, ...]
     text: str
+    verdict: str = ""  # where the paper draws or says something without a number that could be compared
     pools: tuple[str, ...] = ("legacy", "strict")  # the first is the paper's
     draw: Draw | None = None
     states: bool = False  # whether its drawings look into trained states, which are then kept
@@ -264,11 +270,17 @@ def verdicts(card: Card, results: Results) -> list[Verdict]:
         return found
     for claim in card.chosen(results.quick):
         ours = results.estimate(claim, card.pools[0])
-        for i, metric in enumerate(METRICS):
-            published = claim.paper[i]
-            if ours is not None and published is not None:
-                allowed = max(POINTS, 2 * claim.deviation[i], 2 * ours.deviation[i])
-                found.append(Verdict(claim, card.pools[0], metric, published, ours.mean[i], allowed))
+        found += [] if ours is None else _judged(claim, card.pools[0], ours)
+    return found
+
+
+def _judged(claim: Claim, pool: str, ours: Estimate) -> list[Verdict]:
+    found = []
+    for i, metric in enumerate(METRICS):
+        published = claim.paper[i]
+        if published is not None:
+            allowed = max(POINTS, 2 * claim.deviation[i], 2 * ours.deviation[i])
+            found.append(Verdict(claim, pool, metric, published, ours.mean[i], allowed))
     return found
 
 

@@ -13,6 +13,11 @@ from fedmosaic.report import figures
 
 POINTS = {"zero-mean": 11, "filter": 11, "paper": 5}
 RADIUS = {"zero-mean": 5.0, "filter": 0.5, "paper": 0.001}
+WORDS = {
+    "zero-mean": "zero-mean, up to {:g} long",
+    "filter": "zero-mean, each row up to {:g} of the length that the model's own has",
+    "paper": "those of the released code, entries N(1, 1), up to {:g} long, and its shuffled batches",
+}
 
 
 def draw_landscapes(card: Card, results: Results, folder: Path) -> list[Figure]:
@@ -26,14 +31,13 @@ def draw_landscapes(card: Card, results: Results, folder: Path) -> list[Figure]:
                 model = RunFolder(place).recommender()
                 points = 5 if results.quick else POINTS[recipe]
                 seen = look(model.method_, model.training_, model.state_, RADIUS[recipe], points, recipe, 0)
-                surfaces[claim.row] = (np.array(seen["steps"]), np.array(seen["surface"]))
+                surfaces[claim.row] = (np.array(seen["steps"]), np.array(seen["surface"]) - seen["loss"])
                 words.append(
                     f"{claim.row}: loss {seen['loss']:.5f}, mean rise {seen['mean_rise']:.2e}, uphill "
                     f"{seen['uphill_rise']:.2e}"
                 )
         if surfaces:
             name = f"{card.name}-{recipe}"
-            figures.save(figures.landscapes(surfaces, words="training loss"), folder, name)
-            radius = f"within {RADIUS[recipe]:g} of the shared parameters"
-            drawn.append(Figure(name, f"Directions: {recipe}, {radius}. " + "; ".join(words) + "."))
+            figures.save(figures.landscapes(surfaces, words="training loss above the model's own"), folder, name)
+            drawn.append(Figure(name, f"Directions: {WORDS[recipe].format(RADIUS[recipe])}. " + "; ".join(words) + "."))
     return drawn

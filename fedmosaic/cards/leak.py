@@ -40,8 +40,8 @@ CARDS = (
                 ("FedRAP, own table alone, 60 rounds", "fedrap-d", {"rounds": 60}, 1, 4),
             )
         ),
-        "Shared tables hardly notice the pool. The more a device keeps of its own, the more it gains, up to a table "
-        "that learns nothing from anybody and wins. [leak.md](leak.md) explains.",
+        "Shared tables hardly notice the pool. The more a device keeps of its own, the more it gains: a table that "
+        "learns nothing from anybody beats all that are shared. [leak.md](leak.md) explains.",
         draw=draw_pools,
     ),
 )

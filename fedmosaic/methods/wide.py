@@ -44,7 +44,7 @@ class Asked:
 
     def rows(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """y of every pair; x is [clients, inputs], weight [items, outputs, inputs], bias [items, outputs]."""
-        found: Tensor = _Rows.apply(x, weight, bias, self)
+        found: Tensor = _Rows.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -54,8 +54,7 @@ class _Rows(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.asked = asked
         result = torch.empty(asked.order.size, bias.shape[1])
-        arrays = (v.detach().numpy() for v in (x, weight, bias, result))
-        _forward(*arrays, asked.clients, asked.order, asked.starts)
+        _forward(_array(x), _array(weight), _array(bias), _array(result), asked.clients, asked.order, asked.starts)
         return result
 
     @staticmethod
@@ -64,9 +63,13 @@ class _Rows(torch.autograd.Function):
         asked, slope = ctx.asked, slopes[0].contiguous().numpy()
         shares = np.zeros((BLOCKS, *x.shape), np.float32)
         of_weight, of_bias = torch.empty_like(weight), torch.empty(weight.shape[:2])
-        arrays = (v.detach().numpy() for v in (x, weight, of_weight, of_bias))
-        _backward(slope, *arrays, shares, asked.clients, asked.order, asked.starts)
+        moved = (_array(of_weight), _array(of_bias), shares)
+        _backward(slope, _array(x), _array(weight), moved, asked.clients, asked.order, asked.starts)
         return torch.from_numpy(shares.sum(0)), of_weight, of_bias, None
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().numpy()
 
 
 @numba.njit(parallel=True, cache=True, fastmath=FAST)
@@ -82,9 +85,8 @@ def _forward(x: Any, weight: Any, bias: Any, result: Any, clients: Any, order: A
 
 
 @numba.njit(parallel=True, cache=True, fastmath=FAST)
-def _backward(
-    slope: Any, x: Any, weight: Any, of_weight: Any, of_bias: Any, shares: Any, clients: Any, order: Any, starts: Any
-) -> None:
+def _backward(slope: Any, x: Any, weight: Any, moved: Any, clients: Any, order: Any, starts: Any) -> None:
+    of_weight, of_bias, shares = moved
     items = starts.size - 1
     for block in numba.prange(shares.shape[0]):
         share = shares[block]

@@ -54,11 +54,16 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
 
 
 def mark(number: int) -> dict[str, Any]:
-    """Colour, marker and dash of a curve."""
+    """Colour, marker and dash of a curve; when the colours begin again, the others go on by one.
+
+    >>> mark(0) != mark(8), mark(0)["color"] == mark(8)["color"]
+    (True, True)
+    """
+    turned = number + number // len(COLOURS)
     return {
         "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": DASHES[number % len(DASHES)],
+        "marker": MARKERS[turned % len(MARKERS)],
+        "linestyle": DASHES[turned % len(DASHES)],
     }
 
 
@@ -118,7 +123,7 @@ def bars(groups: Mapping[str, Mapping[str, float]], y: str) -> Any:
     for number, name in enumerate(names):
         at = np.arange(len(groups)) + (number - (len(names) - 1) / 2) * wide
         drawn = axis.bar(
-            at, [g[name] for g in groups.values()], wide * 0.92, label=name, color=COLOURS[1 + number],
+            at, [g[name] for g in groups.values()], wide * 0.92, label=name, color=mark(1 + number)["color"],
             hatch=("", "//", "..", "xx")[number % 4], edgecolor="white",
         )  # fmt: skip
         axis.bar_label(drawn, fmt="%.1f", fontsize=7)
@@ -179,6 +184,8 @@ def landscapes(surfaces: Mapping[str, tuple[Any, Any]], *, words: str) -> Any:
         drawn = flat.contourf(a, b, losses, levels=levels, cmap="cividis")
         flat.contour(a, b, losses, levels=levels, colors="white", linewidths=0.4)
         flat.set_aspect("equal")
+        for one in (top, flat):
+            one.locator_params(nbins=4)
         flat.set_xlabel("first direction")
         flat.set_ylabel("second direction" if at == 0 else "")
     figure.colorbar(drawn, ax=figure.axes, label=words, shrink=0.6)
@@ -192,7 +199,7 @@ def gains(differences: Mapping[str, Any], y: str) -> Any:
     for number, (name, values) in enumerate(differences.items()):
         ordered = np.sort(np.asarray(values))
         share = (np.arange(ordered.size) + 0.5) / ordered.size
-        axis.step(share, ordered, where="mid", label=name, color=COLOURS[1 + number], linestyle=DASHES[number % 4])
+        axis.step(share, ordered, where="mid", label=name, **{**mark(1 + number), "marker": ""})
     axis.axhline(0, color="#888888", linewidth=0.8)
     axis.set_xlabel("share of users, worst first")
     axis.set_ylabel(y)

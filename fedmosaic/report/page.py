@@ -113,7 +113,7 @@ def _words(runs: Sequence[_Run]) -> list[str]:
         members = [r for r in runs if r.group == group]
         first = members[0].summary
         counts, popular = first["counts"], first["reference"]["popularity"]["full"]["hr@10"]
-        honest = [r for r in members if r.settings.pool != "legacy"]
+        honest = [r for r in members if r.settings.pool == "strict" and not r.settings.straddle]
         text = (
             f"{first['dataset']}: {counts['users']:,} users, {counts['items']:,} items, {counts['evaluated']:,} users "
             f"evaluated. A list of ten of the most popular items holds the hidden item for {100 * popular:.1f} % of "
@@ -128,8 +128,9 @@ def _words(runs: Sequence[_Run]) -> list[str]:
             )
         if len(honest) < len(members):
             text += (
-                f" {len(members) - len(honest)} run(s) drew training negatives from outside the whole history, hidden "
-                "items included (pool legacy): such numbers reproduce papers and say nothing about real use."
+                f" {len(members) - len(honest)} run(s) knew what is hidden (training negatives that spare it: pool "
+                "legacy or isolated; or repeats among the training rows): such numbers reproduce papers and say "
+                "nothing about real use."
             )
         found.append(text)
     return found
