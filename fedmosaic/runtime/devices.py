@@ -103,15 +103,20 @@ def read(state: State, name: str, axis: Axis, place: Place, fallback: Array) -> 
     return result
 
 
-def write(state: dict[str, Array], held: Mapping[str, list[Stored]], n_users: int, n_clients: int) -> None:
-    """Put the blocks' copies back; `state` is a fresh dict whose arrays are replaced, never changed in place."""
+def write(
+    state: dict[str, Array], held: Mapping[str, list[Stored]], n_users: int, n_clients: int, apart: I64 | None = None
+) -> None:
+    """Put the blocks' copies back; `state` is a fresh dict whose arrays are replaced, never changed in place.
+
+    Where there is one block, its rows of items may lie `apart`, at the given places of a longer array.
+    """
     for name, parts in held.items():
         if name.endswith(".scale"):
             continue
         if parts[0][0] is Axis.ITEM:
             factors = held.get(f"{name}.scale")
             fold = np.ones(n_clients, np.float32) if factors is None else _rescale(state, name, factors, n_clients)
-            _write_rows(state, name, parts, fold)
+            _write_rows(state, name, parts, fold, apart)
             continue
         old, (axis, _, first) = state.get(name), parts[0]
         new = allocate((n_users if axis is Axis.USER else n_clients, *first.shape[1:]), first.dtype)
@@ -138,7 +143,7 @@ def _rescale(state: dict[str, Array], name: str, factors: list[Stored], n_client
     return fold
 
 
-def _write_rows(state: dict[str, Array], name: str, parts: list[Stored], fold: F32) -> None:
+def _write_rows(state: dict[str, Array], name: str, parts: list[Stored], fold: F32, apart: I64 | None) -> None:
     """Merge touched rows into the sorted store; with a scale, rows are stored relative to it."""
     shape, scale, n_items = parts[0][2].shape[1:], state.get(f"{name}.scale"), parts[0][1].n_items
     keys, rows = parts[0][1].row_keys, parts[0][2]
@@ -146,24 +151,25 @@ def _write_rows(state: dict[str, Array], name: str, parts: list[Stored], fold: F
         keys = np.concatenate([place.row_keys for _, place, _ in parts])
         rows = np.concatenate([values for _, _, values in parts])
     width, order = int(np.prod(shape)), np.argsort(keys)
+    keys, where = keys[order], order if apart is None else apart[order]
     divisor = np.ones(1, dtype=rows.dtype)
     if scale is not None:
         divisor = scale[keys // n_items, 0]
     old_keys = state.get(f"{name}.keys", np.zeros(0, dtype=keys.dtype))
     old_rows = state.get(f"{name}.rows", np.zeros((0, *shape), dtype=rows.dtype))
-    size = _size(old_keys, keys, order)
+    size = _size(old_keys, keys)
     all_keys, all_rows = memory.empty((size,), keys.dtype), memory.empty((size, width), rows.dtype)
     old = (old_keys, old_rows.reshape(-1, width), fold, n_items)
-    _merge(*old, keys, rows.reshape(-1, width), order, divisor, all_keys, all_rows)
+    _merge(*old, keys, rows.reshape(-1, width), where, divisor, all_keys, all_rows)
     state[f"{name}.keys"], state[f"{name}.rows"] = all_keys, all_rows.reshape(-1, *shape)
 
 
 @numba.njit(cache=True)
-def _size(old_keys: Any, keys: Any, order: Any) -> Any:
-    """How many keys two sorted lists have together, the second visited in `order`."""
+def _size(old_keys: Any, keys: Any) -> Any:
+    """How many keys two sorted lists have together."""
     size, a = old_keys.size, 0
     for b in range(keys.size):
-        k = keys[order[b]]
+        k = keys[b]
         while a < old_keys.size and old_keys[a] < k:
             a += 1
         size += a == old_keys.size or old_keys[a] != k
@@ -172,20 +178,20 @@ def _size(old_keys: Any, keys: Any, order: Any) -> Any:
 
 @numba.njit(cache=True)
 def _merge(
-    old_keys: Any, old_rows: Any, fold: Any, n_items: Any, keys: Any, rows: Any, order: Any, divisor: Any,
+    old_keys: Any, old_rows: Any, fold: Any, n_items: Any, keys: Any, rows: Any, where: Any, divisor: Any,
     all_keys: Any, all_rows: Any,
 ) -> None:  # fmt: skip
-    """Union of two keyed tables, the second (visited in `order`, rows divided) winning; one pass, one copy.
+    """Union of two keyed tables, the second (its rows lie at `where`, and are divided) winning; one pass, one copy.
 
     Rows of the first are multiplied by what their client's decay leaves of them.
     """
     a, b = 0, 0
     for n in range(all_keys.size):
-        if b < keys.size and (a == old_keys.size or keys[order[b]] <= old_keys[a]):
-            k = keys[order[b]]
+        if b < keys.size and (a == old_keys.size or keys[b] <= old_keys[a]):
+            k = keys[b]
             all_keys[n] = k
-            source, target = rows[order[b]], all_rows[n]
-            by = 1 / (divisor[order[b]] if divisor.size > 1 else divisor[0])
+            source, target = rows[where[b]], all_rows[n]
+            by = 1 / (divisor[b] if divisor.size > 1 else divisor[0])
             for d in range(source.size):
                 target[d] = source[d] * by
             b += 1

@@ -25,7 +25,7 @@ from fedmosaic.objective import bce
 from fedmosaic.personalise.additive import AdditiveModel, AdditiveObjective
 from fedmosaic.personalise.mixing import Decorrelated, MixedModel, NTKWeight
 from fedmosaic.privacy.noise import Clip
-from fedmosaic.ragged import Ragged, offsets_of
+from fedmosaic.ragged import I64, Ragged, offsets_of
 from fedmosaic.runtime import devices, fused_pair
 from fedmosaic.runtime.block import Outcome, Task
 from fedmosaic.runtime.devices import Place
@@ -152,7 +152,8 @@ def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> O
         sums, numbers = _encoded(algorithm, task, item, store, shrunk[:, 1])
         upload = replace(upload, totals=sums, numbers=numbers)
     held = put_back(algorithm, task, user, bias)
-    devices.write(held, _kept(algorithm, task, own, store, mix, shrunk), data.n_users, data.n_clients)
+    kept, apart = _kept(algorithm, task, own, store, mix, shrunk)
+    devices.write(held, kept, data.n_users, data.n_clients, apart)
     return Outcome(upload, held, probed if task.probe is not None else None)
 
 
@@ -217,21 +218,23 @@ def scores(algorithm: Algorithm, task: Task) -> devices.Array:
 
 def _kept(
     algorithm: Algorithm, task: Task, name: str, store: Store, mix: Any, shrunk: Any
-) -> dict[str, list[devices.Stored]]:
-    """What the devices keep beside their user side: own rows, what decay left of the others, mixing weights."""
+) -> tuple[dict[str, list[devices.Stored]], I64]:
+    """What the devices keep beside their user side: own rows, what decay left of the others, mixing weights.
+
+    Rows are not copied: they lie in the store's room, at the places that are returned.
+    """
     starts = np.repeat(store.out_at[:-1] - offsets_of(store.out_count)[:-1], store.out_count)
     at = starts + np.arange(starts.size)
     touched = Ragged(store.out_items[at], offsets_of(store.out_count))
     place = Place(task.cohort, task.data.members(task.cohort), touched, task.data.n_items)
     parts: dict[str, list[devices.Stored]] = {}
     if not store.restart:
-        rows = memory.empty((at.size, store.out_rows.shape[1]), np.float32)
-        parts[algorithm.shelf(name)] = [(Axis.ITEM, place, np.take(store.out_rows, at, 0, rows, mode="clip"))]
+        parts[algorithm.shelf(name)] = [(Axis.ITEM, place, store.out_rows)]
         if any(move.spreads for move in algorithm.moves if name in move.names):
             parts[f"{algorithm.shelf(name)}.scale"] = [(Axis.WHOLE, place, shrunk[:, 0])]
     if "item.mix" in algorithm.specs:
         parts["private/item.mix"] = [(Axis.WHOLE, place, mix)]
-    return parts
+    return parts, at
 
 
 def _store(algorithm: Algorithm, task: Task, name: str) -> Store:
