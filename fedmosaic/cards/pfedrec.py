@@ -73,6 +73,7 @@ REASONS = {
     ("metamf", "ml-100k"): Reason(
         "not the rates, of which 20 were searched, nor the width", {"hidden": 256, "memory": 256}
     ),
+    ("metamf", "lastfm-2k-tags"): Reason("the paper prints no settings; without weight decay", {"decay": 0.0}),
     ("metamf", "amazon-video"): Reason(
         "the paper's is below popularity, ours at its level; so it is without decay", {"decay": 0.0}
     ),
