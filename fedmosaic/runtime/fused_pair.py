@@ -137,25 +137,23 @@ def move_rows(
     dim = w.size
     share = np.float32(2.0) * apart / np.float32(n * dim)
     small = sparse / np.float32(n * dim)
-    keep_own, keep_common = np.float32(1) - rates[0] * decays[0], np.float32(1) - rates[1] * decays[1]
+    rate_own, rate_common, zero, one = rates[0], rates[1], np.float32(0), np.float32(1)
+    keep_own, keep_common = one - rate_own * decays[0], one - rate_common * decays[1]
+    l1, l2 = small if norm == 1 else zero, np.float32(2) * small if norm == 2 else zero
     for i in range(m):
         k = np.uint32(listed[i])
         o, c = own[k], common[k]
         r, t = coef[i], np.float32(times[i])
         for d in range(dim):
-            gap = share * t * (o[d] - c[d])
-            pull = np.float32(0)
-            if norm == 1:
-                pull = small * t * np.float32(np.sign(c[d]))
-            elif norm == 2:
-                pull = np.float32(2) * small * t * c[d]
-            up = a * r * w[d] - gap
-            down = b * r * w[d] + gap + pull
-            o[d] = keep_own * o[d] - rates[0] * up
-            c[d] = keep_common * c[d] - rates[1] * down
+            x, y = o[d], c[d]
+            gap = share * t * (x - y)
+            sign = (one if y > zero else zero) - (one if y < zero else zero)
+            pull = l1 * t * sign + l2 * t * y
+            o[d] = keep_own * x - rate_own * (a * r * w[d] - gap)
+            c[d] = keep_common * y - rate_common * (b * r * w[d] + gap + pull)
         if beta > 0:
             for d in range(dim):
-                o[d] -= rates[0] * beta * push[i, d]
+                o[d] -= rate_own * beta * push[i, d]
     if decays[0] > 0 or decays[1] > 0:
         for row in range(n_rows):
             if stamp[row] != tick:
