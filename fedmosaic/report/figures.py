@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def bars(groups: Mapping[str, Mapping[str, float]], y: str) -> Any:
             hatch=("", "//", "..", "xx")[number % 4], edgecolor="white",
         )  # fmt: skip
         axis.bar_label(drawn, fmt="%.1f", fontsize=7)
-    axis.set_xticks(np.arange(len(groups)), list(groups))
+    axis.set_xticks(np.arange(len(groups)), [fill(name, 7 * len(names)) for name in groups])
     axis.set_ylabel(y)
     _legend(figure, axis, len(names))
     return figure
@@ -185,7 +186,7 @@ def landscapes(surfaces: Mapping[str, tuple[Any, Any]], *, words: str) -> Any:
         flat.contour(a, b, losses, levels=levels, colors="white", linewidths=0.4)
         flat.set_aspect("equal")
         for one in (top, flat):
-            one.locator_params(nbins=4)
+            one.locator_params(nbins=3)
         flat.set_xlabel("first direction")
         flat.set_ylabel("second direction" if at == 0 else "")
     figure.colorbar(drawn, ax=figure.axes, label=words, shrink=0.6)
