@@ -224,6 +224,10 @@ def test_reasons_are_shown_by_runs(shelf: tuple[dict[str, Card], Results]) -> No
     assert reason.text(near, "legacy", results).endswith(f"gives {found.text()}, within the band")
     far = replace(claim, paper=(found.mean[0] - 2.0, found.mean[1]))
     assert reason.text(far, "legacy", results).endswith(f"gives {found.text()}, still off (HR +2.0)")
+    measured = Reason("by a command", measured=(50.0, 40.0))
+    assert measured.text(replace(wide, paper=(51.0, 42.0)), "legacy", results) == (
+        "by a command: 50.00 / 40.00, still off (NDCG -2.0)"
+    )
     curve = Reason("less training", curve=True)
     values = [100 * (v or 0) for v in results.records(wide, "legacy")[0].curve["validation"]]
     reached = replace(wide, paper=(max(values), None), reason=curve)

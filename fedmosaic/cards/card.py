@@ -51,27 +51,24 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a cell differs, with what shows it: the same run with other settings, or the learning curve of the run."""
+    """Why a cell differs, with what shows it: a run with other settings, a learning curve, or a measurement."""
 
     words: str
     tried: Mapping[str, Any] = field(default_factory=dict)  # other settings; paper's pool, seed 0
     curve: bool = False  # say in which round validation passes the published HR, in that run if there is one
+    measured: tuple[float, float] | None = None  # HR@10 and NDCG@10 by a command that the words name
 
     def text(self, claim: Claim, pool: str, results: Results) -> str:
         """The words, and what the run found."""
         found = [self._other(claim, pool, results)] if self.tried else []
         found += [self._passed(claim.trial() if self.tried else claim, pool, results)] if self.curve else []
+        found += [_against(claim, pool, Estimate(self.measured, (0.0, 0.0), 1))] if self.measured else []
         return f"{self.words}: {'; '.join(found)}" if found else self.words
 
     def _other(self, claim: Claim, pool: str, results: Results) -> str:
         given = " ".join(f"{k}={v}" for k, v in self.tried.items())
         found = results.estimate(claim.trial(), pool)
-        if found is None:
-            return f"`{given}` was not run"
-        judged = _judged(claim, pool, found)
-        far = [f"{v.metric.split('@')[0].upper()} {v.ours - v.paper:+.1f}" for v in judged if not v.matches]
-        how = f", still off ({', '.join(far)})" if far else ", within the band" if judged else ""
-        return f"`{given}` gives {found.text()}{how}"
+        return f"`{given}` was not run" if found is None else f"`{given}` gives {_against(claim, pool, found)}"
 
     def _passed(self, claim: Claim, pool: str, results: Results) -> str:
         published = claim.paper[0]
@@ -282,6 +279,13 @@ def _judged(claim: Claim, pool: str, ours: Estimate) -> list[Verdict]:
             allowed = max(POINTS, 2 * claim.deviation[i], 2 * ours.deviation[i])
             found.append(Verdict(claim, pool, metric, published, ours.mean[i], allowed))
     return found
+
+
+def _against(claim: Claim, pool: str, found: Estimate) -> str:
+    """Other numbers for a claim, and whether they are nearer."""
+    judged = _judged(claim, pool, found)
+    far = [f"{v.metric.split('@')[0].upper()} {v.ours - v.paper:+.1f}" for v in judged if not v.matches]
+    return found.text() + (f", still off ({', '.join(far)})" if far else ", within the band" if judged else "")
 
 
 def card_table(card: Card, results: Results) -> Table:
