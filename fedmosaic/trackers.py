@@ -6,7 +6,6 @@ Nothing in training knows of them: `fedmosaic track RUN...` exports finished or 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -50,7 +49,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise SettingsError("TensorBoard is not installed: pip install 'fedmosaic[trackers]'") from None
-        shutil.rmtree(folder / name, ignore_errors=True)  # exported again: in place of what was there
+        for old in (folder / name).glob("events.out.tfevents.*"):  # exported again: in place of what was there
+            old.unlink()
         self.writer: Any = SummaryWriter(str(folder / name))
         self.writer.add_text("settings", "\n".join(f"    {k} = {v}" for k, v in settings.items()))
 
