@@ -97,6 +97,7 @@ def _legend(figure: Any, axis: Any, count: int) -> None:
     handles, labels = axis.get_legend_handles_labels()
     letters = max((len(label) for label in labels), default=1)
     fitting = max(1, int(figure.get_size_inches()[0] / (0.55 + 0.085 * letters)))
+    labels = [label.replace("$", r"\$") for label in labels]  # names of files are not formulas
     figure.legend(handles, labels, loc="outside lower center", ncols=min(fitting, max(1, count)))
 
 
