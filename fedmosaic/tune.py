@@ -17,7 +17,7 @@ from typing import Any
 from fedmosaic import zoo
 from fedmosaic.config import Settings
 from fedmosaic.data.split import Split
-from fedmosaic.errors import RunError, ScoreError, SettingsError
+from fedmosaic.errors import RunError, ScoreError, SettingsError, UnknownNameError
 from fedmosaic.folder import environment
 from fedmosaic.run import Setup
 from fedmosaic.store import write_atomic
@@ -111,6 +111,10 @@ def tune(search: Search, file: Path, data_dir: str | Path | None = None, tell: T
         raise SettingsError("tuning needs Optuna: pip install 'fedmosaic[tune]'") from None
     if not search.space:
         raise SettingsError(f"{search.settings.method} has nothing to tune; name a --space")
+    known = zoo.entry(search.settings.method).settings.model_fields
+    for name in search.space:  # what judges a method (pool, seed, candidates) is not searched
+        if name not in known:
+            raise UnknownNameError(f"setting of method {search.settings.method} to search", name, known)
     for end in (0, -1):  # both ends of every range must be settings
         ends = {name: _cast(search, name, choice[end]) for name, choice in search.space.items()}
         _with(search.settings, {**search.settings.method_settings, **ends})
@@ -120,13 +124,16 @@ def tune(search: Search, file: Path, data_dir: str | Path | None = None, tell: T
     split = search.settings.split_data(data)
     if not split.validation.values.size:
         raise SettingsError("tuning needs validation items; this split holds out none")
-    study = optuna.create_study(
-        storage=optuna.storages.JournalStorage(JournalFileBackend(str(file))),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=5),
-        study_name=search.name(data.digest()),
-        direction="maximize",
-        load_if_exists=True,
-    )
+    try:
+        study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(file))),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=5),
+            study_name=search.name(data.digest()),
+            direction="maximize",
+            load_if_exists=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{file} cannot hold trials ({error}); name another --file") from None
     while len(ended := _ended(study)) < search.trials:
         # a continued search must not draw again what it drew when it began
         study.sampler = optuna.samplers.TPESampler(seed=search.settings.seed + len(study.trials))
@@ -134,6 +141,7 @@ def tune(search: Search, file: Path, data_dir: str | Path | None = None, tell: T
         if tell is not None:
             ended = _ended(study)
             tell(len(ended), search.trials, max((t.value for t in ended if t.state.name == "COMPLETE"), default=0.0))
+    ended = ended[: search.trials]  # an earlier search may have gone further; the budget is the budget
     whole = [t for t in ended if t.state.name == "COMPLETE"]
     if not whole:
         raise RunError("every setting that was tried made training diverge; name a --space of smaller rates")
