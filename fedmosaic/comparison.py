@@ -7,7 +7,7 @@ seeds); the paired test asks whether the same users fare differently under two m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fedmosaic import zoo
 from fedmosaic.config import Settings, parse_pairs, read_config
 from fedmosaic.errors import RunError, SettingsError, UnknownNameError
 from fedmosaic.folder import RunFolder
-from fedmosaic.metrics import F64, Interval, Paired, Ranks, bootstrap, paired_test
+from fedmosaic.metrics import F64, Interval, Paired, Ranks, bootstrap, holm, paired_test
 from fedmosaic.run import load_ranks
 from fedmosaic.study import cells
 
@@ -111,13 +111,14 @@ class Row:
     deviation: dict[str, float | None]  # none: one seed has no spread
     interval: dict[str, Interval]
     paired: dict[str, Paired]  # against the baseline; empty for the baseline itself and for chance
+    holm: dict[str, float]  # the tests' p, adjusted for the other rows of the pool
     cost: dict[str, float]
     runs: tuple[str, ...]
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
-            **{k: getattr(self, k) for k in ("name", "pool", "seeds", "mean", "deviation", "cost", "runs")},
+            **{k: getattr(self, k) for k in ("name", "pool", "seeds", "mean", "deviation", "holm", "cost", "runs")},
             "interval": {k: vars(v) for k, v in self.interval.items()},
             "paired": {k: vars(v) for k, v in self.paired.items()},
         }
@@ -146,7 +147,7 @@ def compare(planned: Sequence[tuple[Contender, Settings]], parent: str | Path, b
     missing = []
     for one, settings in planned:
         (cell,) = cells([settings], parent)
-        if RunFolder(cell.place).finished:
+        if cell.record() is not None:
             groups.setdefault((settings.pool, one.name), []).append(cell.place)
         else:
             missing.append(cell.title)
@@ -160,7 +161,8 @@ def compare(planned: Sequence[tuple[Contender, Settings]], parent: str | Path, b
         found = {name: _Users.of(places) for (_, name), places in members}
         first = next(iter(found.values()))
         rows.append(_row("chance", pool, first.chance(), None))
-        rows += [_row(name, pool, u, None if name == baseline else found.get(baseline)) for name, u in found.items()]
+        tested = [_row(name, pool, u, None if name == baseline else found.get(baseline)) for name, u in found.items()]
+        rows += _adjusted(tested)
     summary, settings = RunFolder(groups[next(iter(groups))][0]).summary(), planned[0][1]
     protocol = _without_pool(summary["protocol"])
     return Comparison(settings.dataset, baseline, protocol, settings.candidates, tuple(rows), tuple(missing))
@@ -193,7 +195,7 @@ def _row(name: str, pool: str, users: _Users, baseline: _Users | None) -> Row:
         mean[key] = float(values.mean())
         deviation[key] = float(values.mean(1).std(ddof=1)) if len(values) > 1 else None
         interval[key] = bootstrap(values.mean(0), samples=1000)
-        if baseline is not None and metric == "hr":
+        if baseline is not None:
             paired[key] = paired_test(values.mean(0), baseline.values(protocol, metric).mean(0), samples=2000)
     costs = [s["cost"] for s in users.summaries]
     return Row(
@@ -204,9 +206,25 @@ def _row(name: str, pool: str, users: _Users, baseline: _Users | None) -> Row:
         deviation,
         interval,
         paired,
-        {k: float(np.mean([c[k] for c in costs])) for k in costs[0]} if costs else {},
+        {},
+        {k: _cost(k, [c[k] for c in costs]) for k in costs[0]} if costs else {},
         tuple(str(p) for p in users.places),
     )
+
+
+def _cost(kind: str, values: list[float]) -> float:
+    """Bytes are the runs' mean; time and memory the least: a first run of its kind compiles, and machines are busy."""
+    return float(np.mean(values)) if kind.startswith("bytes") else float(min(values))
+
+
+def _adjusted(rows: list[Row]) -> list[Row]:
+    """Several rows are tested, so one of them may differ by luck."""
+    found: list[dict[str, float]] = [{} for _ in rows]
+    for key in (key_of(protocol, metric) for protocol, metric in COLUMNS):
+        at = [i for i, row in enumerate(rows) if key in row.paired]
+        for i, p in zip(at, holm([rows[i].paired[key].p for i in at]), strict=True):
+            found[i][key] = p
+    return [replace(row, holm=adjusted) for row, adjusted in zip(rows, found, strict=True)]
 
 
 def _without_pool(protocol: str) -> str:

@@ -110,14 +110,16 @@ class Settings(BaseModel):
             return time_split(data, validation=validation, test=test)
         return ratio_split(data, validation=validation, test=test, ties=self.ties)
 
-    def protocol(self, rule: str) -> str:
-        """One line that belongs beside every number; `rule` is the split's own description."""
+    def protocol(self, rule: str, short: int = 0) -> str:
+        """One line that belongs beside every number; `rule` is the split's own description.
+
+        `short` users have fewer unseen items than candidates are wanted, so chance is higher for them.
+        """
         straddle = ", repeats straddle the split (leak)" if self.straddle else ""
         leak = {"strict": "", "legacy": " (leaks the held-out item)", "isolated": " (peeks)"}[self.pool]
         selection = "last round" if self.split == "last-out" else f"selected on validation {self.select}"
-        return (
-            f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; sampled = 1 + {self.candidates}; {selection}"
-        )
+        drawn = f"sampled = 1 + {self.candidates}" + (f" (fewer for {short:,} users)" if short else "")
+        return f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; {drawn}; {selection}"
 
     def key(self) -> str:
         """Content address: equal settings, given or by default, equal key; a default that changes makes another run.

@@ -219,7 +219,7 @@ def _summary(
         "seed": settings.seed,
         "rounds": last.round,
         "best_round": at.round,
-        "protocol": settings.protocol(split.rule),
+        "protocol": settings.protocol(split.rule, candidates.short),
         "candidates": settings.candidates,
         **{str(part): found.summary() for part, found in evaluations.items()},
         "interval": {

@@ -11,8 +11,11 @@ from fedmosaic.comparison import COLUMNS, Comparison, Row, key_of
 from fedmosaic.errors import UnknownNameError
 from fedmosaic.report.console import print_table
 
+HEADLINE = key_of("full", "hr")
 FORMATS = ("text", "markdown", "csv", "latex")
-_ESCAPES = {"\\": r"\textbackslash{}", "±": r"$\pm$", "→": r"$\to$"} | {c: f"\\{c}" for c in "&%$#_{}"}
+_ESCAPES = {"\\": r"\textbackslash{}", "±": r"$\pm$", "→": r"$\to$"}
+_ESCAPES |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_ESCAPES |= {c: f"\\{c}" for c in "&%$#_{}"}
 
 
 @dataclass(frozen=True)
@@ -91,15 +94,14 @@ def comparison_table(found: Comparison) -> Table:
     """Means over seeds with their deviation, the interval of the headline, the paired test, and costs."""
     drawn = f"1+{found.candidates}"
     columns = [f"{'full' if p == 'full' else drawn} {m.upper()}@10" for p, m in COLUMNS]
-    header = ("method", "pool", *columns, f"{drawn} HR@10 95 %", f"vs {found.baseline}", "p")
+    header = ("method", "pool", "seeds", *columns, "full HR@10 95 %", f"vs {found.baseline}", "p")
     header += ("seconds", "MB", "KB up", "KB down")
-    rows = tuple((r.name, r.pool, *_values(r), *_test(r), *_costs(r)) for r in found.rows)
-    counts = sorted({len(r.seeds) for r in found.rows if r.seeds})
-    seeds = " to ".join(str(c) for c in dict.fromkeys((counts[0], counts[-1])))
+    rows = tuple((r.name, r.pool, str(len(r.seeds) or ""), *_values(r), *_test(r), *_costs(r)) for r in found.rows)
     notes = (
-        f"{found.protocol}; percent; mean ± deviation over seeds ({seeds} per row)",
-        f"interval: bootstrap over users; test: same users against {found.baseline}, {drawn} HR@10, sign flips",
-        "seconds and peak memory of a run; kilobytes per client and round",
+        f"{found.protocol}; percent; mean ± deviation over seeds",
+        f"interval: bootstrap over users; vs {found.baseline}: full HR@10 of the same users (mean over seeds), sign "
+        "flips, p by Holm over the rows of a pool; both are about users, not seeds; --json has the other columns'",
+        "seconds and peak memory: the least of the seeds; kilobytes per client and round",
         *(f"missing: {title}" for title in found.missing),
     )
     return Table(f"comparison on {found.dataset}", header, rows, notes)
@@ -112,13 +114,13 @@ def _values(row: Row) -> list[str]:
         f"{100 * row.mean[k]:.2f}" + ("" if d is None else f" ± {100 * d:.2f}")
         for k, d in zip(keys, spreads, strict=True)
     ]
-    interval = row.interval[key_of("sampled", "hr")]
+    interval = row.interval[HEADLINE]
     return [*cells, f"{100 * interval.low:.2f} to {100 * interval.high:.2f}"]
 
 
 def _test(row: Row) -> list[str]:
-    test = row.paired.get(key_of("sampled", "hr"))
-    return ["", ""] if test is None else [f"{100 * test.difference:+.2f}", f"{test.p:.4f}"]
+    test = row.paired.get(HEADLINE)
+    return ["", ""] if test is None else [f"{100 * test.difference:+.2f}", f"{row.holm[HEADLINE]:.4f}"]
 
 
 def _costs(row: Row) -> list[str]:
