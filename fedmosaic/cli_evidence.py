@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +48,8 @@ def compare(
         raise UnknownNameError("pool", pool, POOLS)
     planned = plan(contenders(methods), data, POOLS[pool], range(seeds), parse_pairs(settings or []), baseline)
     note_licence(data, data_dir)
+    shared = planned[0][1]
+    shared.split_data(shared.load_data(data_dir))  # data that is unknown or unfit is refused once, not by every run
     with study_progress(quiet) as tell:
         progress = run_study([s for _, s in planned], runs, workers=workers, data_dir=data_dir, tell=tell)
     failures = [f"{cell.title} failed: {reason}" for cell, reason in progress.failed]
@@ -165,8 +168,8 @@ def tune(
         found = search_for(search, file, data_dir, tell)
     name = f"{method}-{Path(dataset).name.split('.')[0]}-{settings.pool}"
     place = out or Path("tuned") / f"{name}.toml"
-    words = [f"fedmosaic tune {method} {dataset}", *(pairs or []), f"--trials {trials}"]
-    write_preset(found, place, " ".join([*words, *(f"--space {s}" for s in space or [])]))
+    words = ["fedmosaic", "tune", method, dataset, *(pairs or []), "--trials", str(trials)]
+    write_preset(found, place, shlex.join([*words, *(w for s in space or [] for w in ("--space", s))]))
     if as_json:
         result = {"settings": found.settings.method_settings, "value": found.value, "trials": found.trials}
         print(json.dumps({**result, "pruned": found.pruned, "file": str(place)}))

@@ -106,6 +106,8 @@ class RunFolder:
     def settings(self) -> Settings:
         """The settings this run was started with."""
         path = self.place / "config.toml"
+        if not path.is_file():
+            raise RunError(f"{path} is missing")
         return Settings.from_toml(path.read_text(), path)
 
     @property

@@ -68,7 +68,10 @@ def read_json(path: Path) -> Any:
 def read_lines(path: Path) -> list[Any]:
     """The whole lines of a JSON-lines file, none if it is absent; a line that a crash cut short is not one."""
     whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
-    return [json.loads(line) for line in whole.splitlines()]
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is damaged: {error}") from None
 
 
 def save_tensors(path: Path, tensors: Tensors, meta: Mapping[str, Any] | None = None) -> None:

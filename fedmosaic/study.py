@@ -22,7 +22,7 @@ from pathlib import Path
 from fedmosaic import memory
 from fedmosaic import run as runs
 from fedmosaic.config import Settings
-from fedmosaic.errors import FedmosaicError
+from fedmosaic.errors import FedmosaicError, RunError
 from fedmosaic.folder import RunFolder
 from fedmosaic.ledger import Ledger, Record
 from fedmosaic.runtime.threads import use_threads
@@ -60,6 +60,17 @@ class Cell:
         s = self.settings
         extra = " ".join(f"{k}={v}" for k, v in s.method_settings.items() if k != "rounds")
         return f"{s.method} {s.dataset} {s.pool} seed {s.seed} {extra}".strip()
+
+    def record(self) -> Record | None:
+        """What its folder has to say, if the run is finished and the folder whole; a damaged one says nothing."""
+        folder = RunFolder(self.place)
+        if not folder.finished:
+            return None
+        try:
+            runs.load_ranks(self.place)
+            return Record.of(folder)
+        except (FedmosaicError, KeyError, TypeError):
+            return None
 
 
 @dataclass
@@ -108,8 +119,9 @@ def run_study(
     with locked(Path(parent), "study"):
         ledger = ledger or Ledger()
         look = _Look(data_dir, keep, ledger)
-        waiting = [c for c in every if not look.done(c)]
-        ledger.add(*(Record.of(RunFolder(c.place)) for c in every if RunFolder(c.place).finished and c not in waiting))
+        found = [(cell, cell.record()) for cell in every]
+        waiting = [cell for cell, record in found if not look.done(cell, record)]
+        ledger.add(*(record for cell, record in found if record is not None and cell not in waiting))
         progress = Progress(len(every), skipped=len(every) - len(waiting))
         count = max(1, min(workers or os.cpu_count() or 1, max(len(waiting), 1)))
         threads = max(1, (os.cpu_count() or 1) // count)
@@ -125,8 +137,8 @@ def run_study(
                 for entry in [e for e in active if not e[1].is_alive()]:
                     active.remove(entry)
                     _collect(progress, *entry)
-                    if RunFolder(entry[0].place).finished:
-                        ledger.add(Record.of(RunFolder(entry[0].place)))
+                    if (record := entry[0].record()) is not None:
+                        ledger.add(record)
         finally:
             for _, process, _ in active:
                 process.terminate()
@@ -144,13 +156,13 @@ class _Look:
     ledger: Ledger
     digests: dict[str, str] = field(default_factory=dict)
 
-    def done(self, cell: Cell) -> bool:
-        """Whether a cell is finished, and on the data that its settings name today."""
-        folder, record = RunFolder(cell.place), self.ledger.records.get(cell.settings.key())
+    def done(self, cell: Cell, record: Record | None) -> bool:
+        """Whether a cell is finished, by its folder's record or the ledger's, on the data its settings name today."""
         if cell.settings.key() in self.keep:
-            return folder.trained and self._digest(cell) in ("", folder.data)
-        data = folder.data if folder.finished else record.data if record is not None else None
-        return data is not None and self._digest(cell) in ("", data)
+            record = record if RunFolder(cell.place).trained else None
+        else:
+            record = record or self.ledger.records.get(cell.settings.key())
+        return record is not None and self._digest(cell) in ("", record.data)
 
     def _digest(self, cell: Cell) -> str:
         source = json.dumps(cell.settings.model_dump(include=set(DATA_SETTINGS)), sort_keys=True)
@@ -200,8 +212,7 @@ def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | N
     try:
         folder = RunFolder(place)
         settings = Settings.from_toml(toml)
-        begun = folder.started and not folder.finished
-        if begun and folder.data == settings.load_data(data_dir).digest():
+        if _begun(folder) and folder.data == settings.load_data(data_dir).digest():
             runs.resume(place, data_dir=data_dir)
         else:
             runs.start(settings, place, data_dir=data_dir)
@@ -212,6 +223,14 @@ def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | N
     except Exception:
         channel.send(traceback.format_exc(limit=-4))
         sys.exit(1)
+
+
+def _begun(folder: RunFolder) -> bool:
+    """Whether there is something to go on with: a finished run is here only if it is damaged or of other data."""
+    try:
+        return folder.started and not folder.finished and folder.data is not None
+    except RunError:  # it does not say on which data
+        return False
 
 
 def _end_with_parent(channel: Connection) -> None:

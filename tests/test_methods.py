@@ -14,7 +14,8 @@ import torch
 
 from fedmosaic import FederatedRecommender, zoo
 from fedmosaic.data.batches import make_examples
-from fedmosaic.landscape import Landscape
+from fedmosaic.errors import SettingsError
+from fedmosaic.landscape import Landscape, look
 from fedmosaic.local import Adam, Context
 from fedmosaic.methods.gpfedrec import GPFedRec, neighbours_mean
 from fedmosaic.methods.metamf import generate
@@ -231,6 +232,9 @@ def test_landscape_is_exact_and_comparable() -> None:
     ways = [land.direction(number, "paper") for number in (0, 1)]
     cosine = sum(float((ways[0][n] * ways[1][n]).sum()) for n in ways[0])
     assert 0.3 < cosine < 0.7  # entries of mean 1 are half aligned: why the recipe misleads
+    for radius in (0.0, -1.0, np.nan, np.inf):
+        with pytest.raises(SettingsError, match="radius"):
+            look(flat, data, flat.start(data, 1), radius, 3, "zero-mean", 0)
 
 
 def test_spectrum_of_collapsed_and_full_tables() -> None:

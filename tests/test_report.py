@@ -18,7 +18,7 @@ from fedmosaic.config import Settings, presets, read_config
 from fedmosaic.errors import RunError, SettingsError, UnknownNameError
 from fedmosaic.report import figures
 from fedmosaic.report.page import write_page
-from fedmosaic.run import start
+from fedmosaic.run import default_place, start
 from fedmosaic.trackers import export
 from fedmosaic.tune import Search, default_space, parse_space, tune, write_preset
 from fedmosaic.zoo import ZOO
@@ -51,6 +51,17 @@ def test_the_page_stands_alone(runs: list[Path], tmp_path: Path) -> None:
     for words in ("popular", "pool legacy", "config.toml", "fedmf strict", "halvings"):
         assert words in text
     assert "<b>Film" not in text, "a title reached the page unescaped"
+
+
+def test_names_are_drawn_as_words_and_take_the_colour_of_the_page(tmp_path: Path) -> None:
+    rows = "".join(f"u{u},i{(7 * u + 3 * k * k) % 31}\n" for u in range(40) for k in range(6))
+    for name in ("plain", "pay$x_$y"):
+        (tmp_path / f"{name}.csv").write_text("user,item\n" + rows)
+        settings = Settings.make("fedmf", str(tmp_path / f"{name}.csv"), {"dim": 4, "rounds": 3, "item_rate": 2.0})
+        start(settings, tmp_path / name)
+    text = write_page([tmp_path / "plain", tmp_path / "pay$x_$y"], tmp_path / "report.html", users=2).read_text()
+    assert re.search(r"<text[^>]*>fedmf pay\$x_\$y", text)
+    assert "svg text { fill: currentColor; }" in text, "black words on a dark page"
 
 
 def test_runs_that_knew_what_is_hidden_are_not_called_honest(tmp_path: Path) -> None:
@@ -140,6 +151,7 @@ def test_a_search_continues_and_its_preset_runs(tmp_path: Path) -> None:
     assert told == [1, 2, 3, 4, 5]
     assert more.trials == 5
     assert more.value >= first.value
+    assert tune(Search(settings, 3, space), tmp_path / "tune.log") == first, "more was tried than was allowed"
     write_preset(more, tmp_path / "found.toml", "fedmosaic tune fedmf synthetic")
     text = (tmp_path / "found.toml").read_text()
     assert text.startswith("# found by: fedmosaic tune fedmf synthetic\n")
@@ -184,6 +196,13 @@ def test_settings_that_diverge_lose_and_bad_spaces_are_refused(tmp_path: Path) -
     for wrong in ("rate", "rate=3:1", "rate=a:b"):
         with pytest.raises(SettingsError):
             parse_space([wrong])
+    for key in ("pool=strict,legacy", "seed=0,1", "candidates=5,99"):
+        with pytest.raises(UnknownNameError, match="setting of method fedmf to search"):
+            tune(Search(settings, 2, parse_space([key])), tmp_path / "tune.log")
+    (tmp_path / "garbage.log").write_text("not a journal\n")
+    for wrong in (tmp_path / "garbage.log", tmp_path):
+        with pytest.raises(RunError, match="name another --file"):
+            tune(Search(settings, 2, parse_space(["dim=2:8"])), wrong)
     with pytest.raises(SettingsError, match="nothing to tune"):
         tune(Search(Settings.make("popularity", "synthetic", {}), 1, {}), tmp_path / "tune.log")
     last_out = Settings.make("fedmf", "synthetic", {**SMALL, "split": "last-out"})
@@ -206,6 +225,17 @@ def test_tensorboard_reads_the_same_records(runs: list[Path], tmp_path: Path) ->
     assert events.Scalars("summary/test/full/hr@10")
     with pytest.raises(UnknownNameError, match="tensorboard"):
         export(runs[0], "mlflow", tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_exporting_beside_the_runs_takes_nothing_from_them(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    settings = Settings.make("fedmf", "synthetic", SMALL)
+    place = default_place(settings, tmp_path)
+    start(settings, place)
+    before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
+    assert export(place, "tensorboard", tmp_path) == 4
+    assert {p: p.read_bytes() for p in before} == before
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -100,6 +100,9 @@ def test_config_file_repeats_the_run(shop: Path) -> None:
         (("recommend", "nowhere", "--user", "1"), 1, "nowhere is not a run folder"),
         (("list", "fish"), 2, "unknown catalogue 'fish'"),
         (("bogus",), 2, "No such command"),
+        (("compare", "ease", "--data", "ml-100"), 2, "unknown data set 'ml-100'; did you mean 'ml-100k'?"),
+        (("compare", "ease", "--data", "synthetic", "--runs", "shop.csv"), 1, "error: shop.csv: File exists"),
+        (("tune", "ease", "synthetic", "--file", "."), 1, "error: . cannot hold trials"),
     ],
 )
 def test_wrong_requests_are_told_in_a_line(shop: Path, words: tuple[str, ...], code: int, said: str) -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedmosaic.cli import app
 from fedmosaic.comparison import Comparison, Contender, compare, contenders, plan
 from fedmosaic.config import Settings
-from fedmosaic.errors import RunError, SettingsError, UnknownNameError
+from fedmosaic.errors import DataError, RunError, SettingsError, UnknownNameError
 from fedmosaic.folder import RunFolder
 from fedmosaic.report.tables import Table, comparison_table
 from fedmosaic.run import load_ranks, start
@@ -85,6 +85,47 @@ def test_changed_data_is_not_taken_for_done(tmp_path: Path) -> None:
     assert len(run_study([settings], tmp_path / "runs").finished) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", "{"),
+        ("summary.json", "{}"),
+        ("env.json", None),
+        ("metrics.jsonl", "half a li\n"),
+        ("ranks.safetensors", "x"),
+        ("ranks.safetensors", None),
+    ],
+)
+def test_a_damaged_run_is_made_again(tmp_path: Path, name: str, content: str | None) -> None:
+    settings = [toy("popularity"), toy("popularity", seed=1)]
+    run_study(settings, tmp_path)
+    whole, other = (cell.record() for cell in cells(settings, tmp_path))
+    assert whole is not None
+    assert other is not None
+    (cell, _) = cells(settings, tmp_path)
+    if content is None:
+        (cell.place / name).unlink()
+    else:
+        (cell.place / name).write_text(content)
+    assert cell.record() is None
+    again = run_study(settings, tmp_path)
+    assert ([c.place for c in again.finished], again.skipped, again.failed) == ([cell.place], 1, [])
+    mended = cell.record()
+    assert mended is not None
+    assert mended.summary["test"] == whole.summary["test"]
+
+
+def test_a_run_without_its_settings_is_named_and_the_others_are_compared(tmp_path: Path) -> None:
+    planned = plan([Contender.parse("popularity"), Contender.parse("itemknn")], "synthetic", ["strict"], [0], TOY)
+    run_study([s for _, s in planned], tmp_path)
+    (cells([planned[1][1]], tmp_path)[0].place / "config.toml").unlink()
+    progress = run_study([s for _, s in planned], tmp_path)
+    assert [reason for _, reason in progress.failed if "not a run folder" in reason]
+    found = compare(planned, tmp_path, "popularity")
+    assert [r.name for r in found.rows] == ["chance", "popularity"]
+    assert len(found.missing) == 1
+
+
 def test_states_that_are_asked_for_are_kept(tmp_path: Path) -> None:
     settings = toy("fedmf")
     run_study([settings], tmp_path, largest=10, keep={settings.key()})
@@ -143,6 +184,8 @@ def test_a_comparison_has_references_intervals_and_tests(small_comparison: tuple
         for key, mean in row.mean.items():
             assert row.interval[key].low <= mean <= row.interval[key].high
         assert bool(row.paired) == (row.name not in ("chance", "fedmf"))
+        assert row.paired.keys() == row.holm.keys()
+        assert all(row.paired[k].p <= p <= 1 for k, p in row.holm.items())
         assert row.seeds == (() if row.name == "chance" else (0, 1))
     chance = found.rows[0].mean
     assert chance["full:hr@10"] == pytest.approx(10 / 33, rel=0.05)
@@ -151,20 +194,23 @@ def test_a_comparison_has_references_intervals_and_tests(small_comparison: tuple
 
 def test_tables_in_every_form_hold_the_same_cells(small_comparison: tuple[Comparison, Path]) -> None:
     table = comparison_table(small_comparison[0])
+    assert table.rows[3][:3] == ("fedmf", "legacy", "2")
+    assert "fewer for 60 users" in table.notes[0]  # 40 items cannot give 99 candidates
     rows = list(csv.reader(io.StringIO(table.csv())))
     assert tuple(rows[0]) == table.header
     assert [tuple(r) for r in rows[1:]] == list(table.rows)
     for form in ("markdown", "latex"):
         text = table.render(form)
         for row in table.rows:
-            assert row[3].split(" ")[0] in text
+            assert row[4].split(" ")[0] in text
     with pytest.raises(UnknownNameError, match="markdown"):
         table.render("word")
 
 
 def test_latex_and_markdown_escape_what_would_break_them() -> None:
-    table = Table("t", ("a_b", "50 %"), (("x|y & z", "1 ± 2"),))
+    table = Table("t", ("a_b", "50 %"), (("x|y & z", "1 ± 2"), ("~^", "")))
     assert r"a\_b & 50 \%" in table.latex()
+    assert r"\textasciitilde{}\textasciicircum{} &" in table.latex()
     assert r"x|y \& z & 1 $\pm$ 2" in table.latex()
     assert r"| x\|y & z | 1 ± 2 |" in table.markdown()
 
@@ -224,8 +270,11 @@ def test_the_command_names_what_failed(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     result = CliRunner().invoke(app, words)
-    assert isinstance(result.exception, RunError)
+    assert isinstance(result.exception, DataError)
     assert "nothing.csv: no such file" in str(result.exception)
+    words[3] = "nothing"
+    assert isinstance(CliRunner().invoke(app, words).exception, UnknownNameError)
+    assert not list(tmp_path.iterdir()), "runs were begun on data that is not there"
 
 
 def test_the_command_compares(tmp_path: Path) -> None:

@@ -218,8 +218,8 @@ class Results:
         """What the finished runs of a claim found, by seed."""
         found = []
         for cell in self._cells(claim, pool):
-            if cell.place not in self.seen and RunFolder(cell.place).finished:
-                self.seen[cell.place] = Record.of(RunFolder(cell.place))
+            if cell.place not in self.seen and (made := cell.record()) is not None:
+                self.seen[cell.place] = made
             record = self.seen.get(cell.place) or self.ledger.records.get(cell.settings.key())
             found += [record] if record is not None else []
         return found
