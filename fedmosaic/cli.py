@@ -46,6 +46,11 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone, as in `fedmosaic ... | head`
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.command()
@@ -205,6 +210,8 @@ def landscape(
 
     if recipe not in RECIPES:
         raise UnknownNameError("recipe", recipe, RECIPES)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
     found = []
     for place in places:
         model = RunFolder.open(place).recommender()

@@ -176,6 +176,8 @@ def look(
     """Sharpness and surface of a trained method, as plain numbers."""
     if not isinstance(method, Federation):
         raise SettingsError("a landscape needs a federated method with shared parameters")
+    if not 0 < radius < np.inf:
+        raise SettingsError(f"radius: a length above 0 is wanted, not {radius:g}")
     chosen = next(r for r in RECIPES if r == recipe)
     land = Landscape(method, data, state, seed=seed)
     scalars = land.sharpness(radius=radius, recipe=chosen, seed=seed)
