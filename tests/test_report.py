@@ -200,9 +200,9 @@ def test_settings_that_diverge_lose_and_bad_spaces_are_refused(tmp_path: Path) -
         with pytest.raises(UnknownNameError, match="setting of method fedmf to search"):
             tune(Search(settings, 2, parse_space([key])), tmp_path / "tune.log")
     (tmp_path / "garbage.log").write_text("not a journal\n")
-    for wrong in (tmp_path / "garbage.log", tmp_path):
+    for place in (tmp_path / "garbage.log", tmp_path):
         with pytest.raises(RunError, match="name another --file"):
-            tune(Search(settings, 2, parse_space(["dim=2:8"])), wrong)
+            tune(Search(settings, 2, parse_space(["dim=2:8"])), place)
     with pytest.raises(SettingsError, match="nothing to tune"):
         tune(Search(Settings.make("popularity", "synthetic", {}), 1, {}), tmp_path / "tune.log")
     last_out = Settings.make("fedmf", "synthetic", {**SMALL, "split": "last-out"})
