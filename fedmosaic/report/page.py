@@ -205,7 +205,8 @@ def _curves(runs: Sequence[_Run]) -> list[dict[str, str]]:
         "by time": {name: (line.seconds, line.values) for name, line in lines.items()},
     }
     drawn = figures.curves(panels, ["round", "seconds"], f"validation {HR}")
-    return [_figure("curves", drawn, "Learning: validation HR@10 among the drawn candidates.")]
+    words = "Learning: validation HR@10 among the drawn candidates. A first run of a kind compiles in its first round."
+    return [_figure("curves", drawn, words)]
 
 
 def _distribution(runs: Sequence[_Run]) -> list[dict[str, str]]:
