@@ -17,6 +17,7 @@ from fedmosaic.errors import SettingsError
 # Okabe & Ito; black first, so that one curve alone is black
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C00")
 MARKERS = "osD^vPX*"
+LEGEND_LINE = 0.19  # inches
 DASHES = ("-", "--", "-.", ":")
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -98,7 +99,10 @@ def _legend(figure: Any, axis: Any, count: int) -> None:
     letters = max((len(label) for label in labels), default=1)
     fitting = max(1, int(figure.get_size_inches()[0] / (0.55 + 0.085 * letters)))
     labels = [label.replace("$", r"\$") for label in labels]  # names of files are not formulas
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(fitting, max(1, count)))
+    columns = min(fitting, max(1, count))
+    more = -(-len(labels) // columns) - 2
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, more))  # a long legend does not eat the plot
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def sensitivity(panels: Mapping[str, tuple[Sequence[str], Mapping[str, Sequence[float | None]]]], y: str) -> Any:
