@@ -116,6 +116,24 @@ def test_the_published_tables_are_those_of_the_published_ledger(tmp_path: Path) 
     assert missing_tables([c for c in CARDS.values() if not c.counts], results) == [], WRITE_AGAIN
 
 
+def test_numbers_that_other_pages_repeat_are_those_of_the_ledger(tmp_path: Path) -> None:
+    results = Results(tmp_path, MANY, False, ledger=Ledger.read(DOCS / "ledger.jsonl"))
+    rows = [c for name in ("pfedrec-table2", "pfedrec-table3") for c in CARDS[name].rows(False)]
+    ours = {(c.method, c.row, c.data): c for c in rows if c.data in ("ml-100k", "ml-1m")}
+    methods, readme = (path.read_text() for path in (DOCS / "methods.md", DOCS.parent / "README.md"))
+    wanted = [(methods, f"| `{m}`", c) for (m, _, data), c in ours.items() if data == "ml-100k" and c.paper[0]]
+    wanted = [w for w in wanted if w[1] in methods]
+    wanted += [(readme, f"| {row}, {NAMES[d]} ", c) for (_, row, d), c in ours.items() if row in ("FedMF", "PFedRec")]
+    wanted += [(readme, "| local-only (no federation), ML-100K", ours["local-only", "local-only", "ml-100k"])]
+    assert len(wanted) == 8 + 4 + 1
+    for text, start, claim in wanted:
+        line = next(line for line in text.splitlines() if line.startswith(start))
+        for pool in ("legacy", "strict"):
+            found = results.estimate(claim, pool)
+            assert found is not None
+            assert f"| {found.mean[0]:.2f} / {found.mean[1]:.2f} |" in line, (start, pool)
+
+
 def test_the_published_counts_are_those_of_the_data(tmp_path: Path, real_data: Path) -> None:
     results = Results(tmp_path, MANY, False, data_dir=real_data)
     assert missing_tables([c for c in CARDS.values() if c.counts], results) == [], WRITE_AGAIN
