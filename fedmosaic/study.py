@@ -212,7 +212,7 @@ def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | N
     try:
         folder = RunFolder(place)
         settings = Settings.from_toml(toml)
-        if _begun(folder) and folder.data == settings.load_data(data_dir).digest():
+        if _begun(folder, settings.load_data(data_dir).digest()):
             runs.resume(place, data_dir=data_dir)
         else:
             runs.start(settings, place, data_dir=data_dir)
@@ -225,10 +225,10 @@ def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | N
         sys.exit(1)
 
 
-def _begun(folder: RunFolder) -> bool:
-    """Whether there is something to go on with: a finished run is here only if it is damaged or of other data."""
+def _begun(folder: RunFolder, data: str) -> bool:
+    """Whether there is a run on this data to go on with; one that looks finished is here because it is damaged."""
     try:
-        return folder.started and not folder.finished and folder.data is not None
+        return folder.started and not folder.finished and folder.data == data
     except RunError:  # it does not say on which data
         return False
 
