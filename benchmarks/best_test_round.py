@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmosaic.config import Settings, parse_pairs
-from fedmosaic.evaluate import make_probe, rank_probe
-from fedmosaic.run import Setup
-from fedmosaic.training import train
+from fedmosaic.evaluation.evaluate import make_probe, rank_probe
+from fedmosaic.runs.run import Setup
+from fedmosaic.runs.settings import Settings, parse_pairs
+from fedmosaic.training.method import train
 
 
 def main() -> None:

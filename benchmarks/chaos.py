@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedmosaic.config import Settings
 from fedmosaic.data.negatives import draw_candidates
+from fedmosaic.deploy.agreement import Pact, catalogue_digest
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.pact import Pact, catalogue_digest
+from fedmosaic.runs.settings import Settings
 from fedmosaic.testing import Chaos, Clock, LocalTransport
 
 LEAST = 0.4  # share of the devices without which a round does not count

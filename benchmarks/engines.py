@@ -19,13 +19,13 @@ from slow_personal import SlowFedRAP, SlowGEL
 from slow_twin import SlowTwin
 
 from fedmosaic import leave_one_out, load
+from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.negatives import draw_candidates
 from fedmosaic.data.split import Part
-from fedmosaic.evaluate import make_probe, rank_probe
-from fedmosaic.ragged import Ragged
-from fedmosaic.recommender import training_set
+from fedmosaic.evaluation.evaluate import make_probe, rank_probe
+from fedmosaic.methods.registry import entry
 from fedmosaic.report.console import print_table
-from fedmosaic.zoo import entry
+from fedmosaic.serving.recommender import training_set
 
 
 def bandwidth() -> float:

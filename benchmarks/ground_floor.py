@@ -16,7 +16,7 @@ import numpy as np
 
 from fedmosaic import leave_one_out, load
 from fedmosaic.data.negatives import draw_candidates, excluded_items, sample_negatives
-from fedmosaic.evaluate import evaluate
+from fedmosaic.evaluation.evaluate import evaluate
 from fedmosaic.report.console import print_table
 
 

@@ -9,8 +9,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from fedmosaic.config import Settings
-from fedmosaic.run import resume, start
+from fedmosaic.runs.run import resume, start
+from fedmosaic.runs.settings import Settings
 from fedmosaic.testing import final_bytes, kill_at_random
 
 

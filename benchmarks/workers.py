@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmosaic.config import Settings
-from fedmosaic.recommender import training_set
-from fedmosaic.runtime.distributed import joined
-from fedmosaic.runtime.threads import use_threads
+from fedmosaic.engines.distributed import joined
+from fedmosaic.engines.threads import use_threads
+from fedmosaic.methods.registry import entry
+from fedmosaic.runs.settings import Settings
+from fedmosaic.serving.recommender import training_set
 from fedmosaic.testing import digest
-from fedmosaic.zoo import entry
 
 
 def rank(place: str, number: int, size: int, method: str, rounds: int, data_dir: str | None) -> None:

@@ -14,14 +14,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmosaic import FederatedRecommender, leave_one_out, load
-from fedmosaic.hosts import LinearSettings, federation, linear
-from fedmosaic.local import Context
-from fedmosaic.models.view import Batch, Model, View
-from fedmosaic.objective import bce, mean
+from fedmosaic.algorithm.local import Context
+from fedmosaic.algorithm.objective import bce, mean
+from fedmosaic.algorithm.view import Batch, Model, View
+from fedmosaic.engines.federation import Federation
+from fedmosaic.methods.hosts import LinearSettings, federation, linear
+from fedmosaic.methods.registry import Entry, register
 from fedmosaic.report.console import print_results
-from fedmosaic.runtime.federation import Federation
 from fedmosaic.testing import check_chunks, check_engines, check_privacy
-from fedmosaic.zoo import Entry, register
 
 
 class NearSettings(LinearSettings):

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from fedmosaic import FederatedRecommender, leave_one_out, load
-from fedmosaic.cli_options import note_licence
+from fedmosaic.cli.options import note_licence
 from fedmosaic.report.console import print_results, print_table, progress_bar
 
 USER = "196"

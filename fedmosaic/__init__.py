@@ -12,37 +12,32 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PLACES = {
-    "FederatedRecommender": "fedmosaic.recommender",
+    "FederatedRecommender": "fedmosaic.serving.recommender",
     "Interactions": "fedmosaic.data.interactions",
     "Split": "fedmosaic.data.split",
     "leave_one_out": "fedmosaic.data.split",
     "time_split": "fedmosaic.data.split",
     "ratio_split": "fedmosaic.data.split",
     "load": "fedmosaic.data.sources",
-    "evaluate": "fedmosaic.evaluate",
-    "paired_test": "fedmosaic.metrics",
-    "bootstrap": "fedmosaic.metrics",
-    "Settings": "fedmosaic.config",
-    "FedmosaicError": "fedmosaic.errors",
-    "DataError": "fedmosaic.errors",
+    "evaluate": "fedmosaic.evaluation.evaluate",
+    "paired_test": "fedmosaic.evaluation.metrics",
+    "bootstrap": "fedmosaic.evaluation.metrics",
+    "Settings": "fedmosaic.runs.settings",
+    "FedmosaicError": "fedmosaic.core.errors",
+    "DataError": "fedmosaic.core.errors",
 }
 
 __all__ = [*_PLACES, "__version__"]
 
 if TYPE_CHECKING:
-    from fedmosaic.config import Settings as Settings
-    from fedmosaic.data.interactions import Interactions as Interactions
-    from fedmosaic.data.sources import load as load
-    from fedmosaic.data.split import Split as Split
-    from fedmosaic.data.split import leave_one_out as leave_one_out
-    from fedmosaic.data.split import ratio_split as ratio_split
-    from fedmosaic.data.split import time_split as time_split
-    from fedmosaic.errors import DataError as DataError
-    from fedmosaic.errors import FedmosaicError as FedmosaicError
-    from fedmosaic.evaluate import evaluate as evaluate
-    from fedmosaic.metrics import bootstrap as bootstrap
-    from fedmosaic.metrics import paired_test as paired_test
-    from fedmosaic.recommender import FederatedRecommender as FederatedRecommender
+    from fedmosaic.core.errors import DataError, FedmosaicError
+    from fedmosaic.data.interactions import Interactions
+    from fedmosaic.data.sources import load
+    from fedmosaic.data.split import Split, leave_one_out, ratio_split, time_split
+    from fedmosaic.evaluation.evaluate import evaluate
+    from fedmosaic.evaluation.metrics import bootstrap, paired_test
+    from fedmosaic.runs.settings import Settings
+    from fedmosaic.serving.recommender import FederatedRecommender
 
 
 def __getattr__(name: str) -> Any:

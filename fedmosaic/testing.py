@@ -22,16 +22,18 @@ from typing import Any
 
 import numpy as np
 
+from fedmosaic.algorithm.local import Context, Pass, Phase
+from fedmosaic.algorithm.parameters import UPLOADED
+from fedmosaic.core.files import load_tensors
+from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.interactions import Interactions
-from fedmosaic.local import Context, Pass, Phase
-from fedmosaic.ragged import Ragged
-from fedmosaic.runtime import kernel, loop, simulate
-from fedmosaic.runtime.block import Outcome, Task
-from fedmosaic.runtime.federation import Federation
-from fedmosaic.runtime.protocol import Reply, Update
-from fedmosaic.store import load_tensors
-from fedmosaic.training import State, TrainingSet
-from fedmosaic.tree import UPLOADED
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.deploy.protocol import Reply, Update
+from fedmosaic.engines import loop, simulate
+from fedmosaic.engines.block import Outcome, Task
+from fedmosaic.engines.federation import Federation
+from fedmosaic.engines.fused import linear as kernel
+from fedmosaic.training.method import State
 
 
 def toy_training_set(users: int = 13, items: int = 23, seed: int = 0) -> TrainingSet:

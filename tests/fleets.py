@@ -14,14 +14,14 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedmosaic.core.files import load_tensors
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.deploy.agreement import Pact, catalogue_digest
 from fedmosaic.deploy.coordinator import Coordinator
+from fedmosaic.deploy.flower import client_app
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.pact import Pact, catalogue_digest
-from fedmosaic.ragged import Ragged
-from fedmosaic.runtime.flower import client_app
-from fedmosaic.runtime.protocol import Task, Update
-from fedmosaic.store import load_tensors
-from fedmosaic.training import TrainingSet
+from fedmosaic.deploy.protocol import Task, Update
 
 SMALL: dict[str, dict[str, Any]] = {
     "fedmf": {"item_rate": 2.0},

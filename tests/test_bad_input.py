@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedmosaic.core.errors import DataError, FetchError
 from fedmosaic.data.fetch import read_members
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.text import Limits, TextFormat, read_bytes, read_table
-from fedmosaic.errors import DataError, FetchError
 
 HEADER = "user,item,rating,time\n"
 GOOD = [f"u{i % 7},i{i},{i % 5},{100 + i}" for i in range(60)]

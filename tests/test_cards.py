@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedmosaic.cards import book
-from fedmosaic.cards.card import NAMES, Card, Claim, Reason, Results, card_table, find, verdicts
-from fedmosaic.cards.counts import Count
-from fedmosaic.cards.draw_curves import draw_convergence, draw_learning, draw_sensitivity, draw_sparsity
-from fedmosaic.cards.draw_land import draw_landscapes
-from fedmosaic.cards.draw_rows import draw_additive_tsne, draw_inference, draw_tsne
-from fedmosaic.cards.draw_spectra import draw_spectra
-from fedmosaic.cards.shelf import CARDS
-from fedmosaic.cli import app
+from fedmosaic.cli.main import app
+from fedmosaic.core.errors import UnknownNameError
 from fedmosaic.data.sources import SOURCES
-from fedmosaic.errors import UnknownNameError
-from fedmosaic.run import load_ranks
+from fedmosaic.reproduce import results_page as book
+from fedmosaic.reproduce.card import NAMES, Card, Claim, Reason, Results, card_table, find, verdicts
+from fedmosaic.reproduce.counts import Count
+from fedmosaic.reproduce.draw_curves import draw_convergence, draw_learning, draw_sensitivity, draw_sparsity
+from fedmosaic.reproduce.draw_land import draw_landscapes
+from fedmosaic.reproduce.draw_rows import draw_additive_tsne, draw_inference, draw_tsne
+from fedmosaic.reproduce.draw_spectra import draw_spectra
+from fedmosaic.reproduce.shelf import CARDS
+from fedmosaic.runs.run import load_ranks
 
 SHOP: dict[str, Any] = {"users": 50, "items": 40, "per_user": 8, "ties": "hash"}
 TOY: dict[str, Any] = {**SHOP, "dim": 4, "rounds": 3}
@@ -127,7 +127,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Card], Re
 def test_every_drawing_is_written_twice(
     name: str, shelf: tuple[dict[str, Card], Results], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedmosaic.cards import draw_land, draw_rows, draw_spectra
+    from fedmosaic.reproduce import draw_land, draw_rows, draw_spectra
 
     monkeypatch.setattr(draw_rows, "PERPLEXITY", 5)
     monkeypatch.setattr(draw_land, "POINTS", {"zero-mean": 3, "filter": 3, "paper": 3})

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmosaic import zoo
-from fedmosaic.closed_form.base import ClosedForm, fit
-from fedmosaic.closed_form.ease import EASE
-from fedmosaic.closed_form.fcf import FCF
-from fedmosaic.closed_form.ials import IALS
-from fedmosaic.closed_form.itemknn import ItemKNN
-from fedmosaic.closed_form.popularity import Popularity
+from fedmosaic.core.errors import SettingsError
 from fedmosaic.data.split import Split
-from fedmosaic.errors import SettingsError
-from fedmosaic.recommender import FederatedRecommender
+from fedmosaic.methods import registry
+from fedmosaic.methods.closed_form import ClosedForm, fit
+from fedmosaic.methods.ease import EASE
+from fedmosaic.methods.fcf import FCF
+from fedmosaic.methods.ials import IALS
+from fedmosaic.methods.itemknn import ItemKNN
+from fedmosaic.methods.popularity import Popularity
+from fedmosaic.serving.recommender import FederatedRecommender
 
 FORMS = [
     Popularity(),
@@ -108,7 +108,7 @@ def test_limits_and_settings_are_refused_clearly() -> None:
     with pytest.raises(SettingsError, match="Use ials instead"):
         EASE().init(1_000_000, 0)
     with pytest.raises(SettingsError, match="setting lam of method ease: Input should be greater than 0"):
-        zoo.entry("ease").build({"lam": -1})
+        registry.entry("ease").build({"lam": -1})
 
 
 # HR@10 and NDCG@10 in percent under 1 + 99, then full-ranking HR@10: the figures of docs and README.

@@ -23,15 +23,15 @@ import pytest
 from fleets import catalogue, histories, pact_of
 from typer.testing import CliRunner
 
-from fedmosaic.cli import app
+from fedmosaic.cli.main import app
+from fedmosaic.core.errors import RunError, SettingsError
+from fedmosaic.core.files import is_locked, load_tensors, locked
 from fedmosaic.deploy import fleet
 from fedmosaic.deploy.fleet import Link, ServerFolder
 from fedmosaic.deploy.keys import make_authority, make_node_key
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import Processes, check_port, descendants, end_leftovers, free_port, program
 from fedmosaic.deploy.serve import attend, serve
-from fedmosaic.errors import RunError, SettingsError
-from fedmosaic.store import is_locked, load_tensors, locked
 
 
 def command(*words: object) -> list[str]:

@@ -23,18 +23,18 @@ from fleets import (
     pact_of,
 )
 
+from fedmosaic.core.errors import DataError, RunError, SettingsError
+from fedmosaic.core.files import load_tensors
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.deploy.agreement import Pact
 from fedmosaic.deploy.coordinator import Coordinator
+from fedmosaic.deploy.flower import FlowerTransport
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.pact import Pact
-from fedmosaic.errors import DataError, RunError, SettingsError
-from fedmosaic.ragged import Ragged
-from fedmosaic.runtime.flower import FlowerTransport
-from fedmosaic.runtime.protocol import Reply, Update
-from fedmosaic.runtime.relay import listening
-from fedmosaic.store import load_tensors
+from fedmosaic.deploy.protocol import Reply, Update
+from fedmosaic.deploy.relay import listening
+from fedmosaic.methods.registry import entry
 from fedmosaic.testing import Chaos, Clock, LocalTransport
-from fedmosaic.training import TrainingSet
-from fedmosaic.zoo import entry
 
 
 def close(found: Any, wanted: Any, what: str, tolerance: float = 2e-4) -> None:

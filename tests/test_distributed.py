@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmosaic.config import Settings
-from fedmosaic.errors import SettingsError
-from fedmosaic.ragged import Ragged
-from fedmosaic.run import start
-from fedmosaic.runtime.distributed import joined
-from fedmosaic.runtime.threads import use_threads
-from fedmosaic.store import read_json, write_json
+from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.files import read_json, write_json
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.engines.distributed import joined
+from fedmosaic.engines.threads import use_threads
+from fedmosaic.methods.registry import entry
+from fedmosaic.runs.multiprocess import run_together
+from fedmosaic.runs.run import start
+from fedmosaic.runs.settings import Settings
 from fedmosaic.testing import digest, final_bytes, run_rounds
-from fedmosaic.together import run_together
-from fedmosaic.training import TrainingSet
-from fedmosaic.zoo import entry
 
 SMALL: dict[str, dict[str, Any]] = {
     "fedmf": {"item_rate": 2.0},

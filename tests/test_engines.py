@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmosaic import zoo
-from fedmosaic.ragged import Ragged
-from fedmosaic.runtime import devices, kernel
-from fedmosaic.runtime.devices import Place
+from fedmosaic.algorithm.parameters import Axis
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.engines import devices
+from fedmosaic.engines.devices import Place
+from fedmosaic.engines.fused import linear as kernel
+from fedmosaic.methods import registry
 from fedmosaic.testing import check_engines, toy_training_set
-from fedmosaic.tree import Axis
 
 
 @pytest.mark.parametrize("batch_size", [7, 16, 1024])
 @pytest.mark.parametrize("name", ["mf", "ncf"])
 def test_engine_law_of_central_methods(name: str, batch_size: int) -> None:
     given = {"dim": 4, "batch_size": batch_size, "local_epochs": 2, "decay": 0.01, "negatives": 3}
-    federation = zoo.entry(name).build(given)
+    federation = registry.entry(name).build(given)
     assert kernel.unfit(federation.algorithm, toy_training_set().pooled()) == ""
     check_engines(federation)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedmosaic import FederatedRecommender
-from fedmosaic.config import Settings
+from fedmosaic.core.errors import ScoreError
 from fedmosaic.data.split import Split
-from fedmosaic.errors import ScoreError
-from fedmosaic.run import resume, start
+from fedmosaic.runs.run import resume, start
+from fedmosaic.runs.settings import Settings
 from fedmosaic.testing import final_bytes, kill_at_random
 
 TOY: dict[str, Any] = {"users": 60, "items": 50, "per_user": 8, "dim": 4, "batch_size": 16}

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from fedmosaic.core.errors import DigestError, FetchError, UnknownNameError
 from fedmosaic.data import fetch
 from fedmosaic.data.fetch import Archive, Layout, Package, locate, publish
-from fedmosaic.errors import DigestError, FetchError, UnknownNameError
 
 CONTENT = b"1\t2\t3\t4\n"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmosaic import zoo
-from fedmosaic.algorithm import Algorithm, compose, describe
-from fedmosaic.errors import ScoreError, SettingsError
-from fedmosaic.hosts import LinearSettings, alone, linear, roles_of
-from fedmosaic.local import SGD, Adagrad, Adam, Decay, Move, Pass, PerItem, Phase
-from fedmosaic.models.mf import LinearScorer
-from fedmosaic.models.ncf import NCF
-from fedmosaic.objective import bce
-from fedmosaic.personalise.dual import dual
-from fedmosaic.ragged import Ragged
-from fedmosaic.runtime.answer import DeviceScorer
-from fedmosaic.runtime.federation import Federation
-from fedmosaic.server import Server
+from fedmosaic.algorithm.algorithm import Algorithm, compose, describe
+from fedmosaic.algorithm.local import SGD, Adagrad, Adam, Decay, Move, Pass, PerItem, Phase
+from fedmosaic.algorithm.models.linear import LinearScorer
+from fedmosaic.algorithm.models.ncf import NCF
+from fedmosaic.algorithm.objective import bce
+from fedmosaic.algorithm.parameters import Init, Role
+from fedmosaic.algorithm.server import Server
+from fedmosaic.algorithm.upload import Upload
+from fedmosaic.algorithm.wrappers.dual import dual
+from fedmosaic.core.errors import ScoreError, SettingsError
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.engines.answer import DeviceScorer
+from fedmosaic.engines.federation import Federation
+from fedmosaic.methods import registry
+from fedmosaic.methods.hosts import LinearSettings, alone, linear, roles_of
 from fedmosaic.testing import (
     check_chunks,
     check_engines,
@@ -30,10 +32,8 @@ from fedmosaic.testing import (
     same_parity_share,
     toy_training_set,
 )
-from fedmosaic.tree import Init, Role
-from fedmosaic.upload import Upload
 
-METHODS = [name for name, e in zoo.ZOO.items() if "engine" in e.settings.model_fields and name != "fedpergnn"]
+METHODS = [name for name, e in registry.ZOO.items() if "engine" in e.settings.model_fields and name != "fedpergnn"]
 # Small batches so that the toy data has several, the last one partial; a mild rate so that float noise stays small.
 SMALL: dict[str, Any] = {"dim": 4, "batch_size": 16, "rounds": 3}
 NETWORK = {"item_factor": 0.05, "rate": 0.5, "user_rate": 0.5}
@@ -48,11 +48,11 @@ MILD: dict[str, dict[str, Any]] = {
 
 
 def small(name: str, **changes: Any) -> Federation:
-    fields = zoo.entry(name).settings.model_fields
+    fields = registry.entry(name).settings.model_fields
     mild = MILD.get(name, {"item_rate": 2.0} if "item_rate" in fields else {})
     if "table_rate" in fields:
         mild = {"table_rate": 2.0, "decay": 0.01, "local_epochs": 3, "batch_size": 32, "tolerance": 0.02}
-    made: Federation = zoo.entry(name).build(SMALL | mild | changes)
+    made: Federation = registry.entry(name).build(SMALL | mild | changes)
     return made
 
 
@@ -133,7 +133,7 @@ LEARN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", LEARN)
 def test_learning_law(name: str) -> None:
     """Every method that shares anything ranks a user's missing item above all items of the other colour."""
-    federation = zoo.entry(name).build({"dim": 8, "batch_size": 64} | LEARN[name])
+    federation = registry.entry(name).build({"dim": 8, "batch_size": 64} | LEARN[name])
     assert same_parity_share(federation) >= 0.9
 
 
@@ -361,7 +361,7 @@ def test_describe_tells_what_leaves_the_device() -> None:
 
 
 def test_schedules_are_functions_of_the_round() -> None:
-    from fedmosaic.local import Context, value_of
+    from fedmosaic.algorithm.local import Context, value_of
 
     ctx = Context(round=3, seed=0, n_items=50, n_clients=2)
     assert value_of(0.5, ctx) == 0.5
@@ -372,7 +372,7 @@ def test_schedules_are_functions_of_the_round() -> None:
 def test_batch_of_one_client_is_the_textbook_gradient() -> None:
     """One client, one batch, in plain NumPy: the step of FedMF, repeated items included."""
     histories = Ragged.from_rows([[0, 2, 2]])
-    from fedmosaic.training import TrainingSet
+    from fedmosaic.data.training_set import TrainingSet
 
     data = TrainingSet(histories, Ragged.from_rows([[0, 1, 2, 3]]), 4)  # empty pool: no negatives
     model = LinearScorer(3, item_init=Init("normal", 1.0), user_init=Init("normal", 1.0))

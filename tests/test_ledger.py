@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from fedmosaic.cards import book
-from fedmosaic.cards.card import MANY, NAMES, Card, Claim, Results, card_table
-from fedmosaic.cards.draw_curves import draw_learning
-from fedmosaic.cards.draw_rows import draw_tsne
-from fedmosaic.cards.shelf import CARDS
-from fedmosaic.config import Settings
-from fedmosaic.errors import RunError
-from fedmosaic.folder import RunFolder
-from fedmosaic.ledger import Ledger, Record
+from fedmosaic.core.errors import RunError
 from fedmosaic.report.curves import validation_curve
-from fedmosaic.study import run_study
+from fedmosaic.reproduce import results_page as book
+from fedmosaic.reproduce.card import MANY, NAMES, Card, Claim, Results, card_table
+from fedmosaic.reproduce.draw_curves import draw_learning
+from fedmosaic.reproduce.draw_rows import draw_tsne
+from fedmosaic.reproduce.shelf import CARDS
+from fedmosaic.runs.ledger import Ledger, Record
+from fedmosaic.runs.run_folder import RunFolder
+from fedmosaic.runs.settings import Settings
+from fedmosaic.runs.study import run_study
 
 DOCS = Path(__file__).parent.parent / "docs"
 WRITE_AGAIN = "write it again: fedmosaic reproduce all --ledger docs/ledger.jsonl -o docs/results.md"

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fedmosaic import memory
+from fedmosaic.core import buffers
 
-ROWS = (memory.SMALLEST // 16, 4)  # the smallest table that is recycled
+ROWS = (buffers.SMALLEST // 16, 4)  # the smallest table that is recycled
 
 
 @pytest.fixture(autouse=True)
 def _empty() -> Iterator[None]:
-    memory.release()
+    buffers.release()
     yield
-    memory.release()
+    buffers.release()
 
 
 def where(array: np.ndarray) -> int:
@@ -27,46 +27,46 @@ def where(array: np.ndarray) -> int:
 
 
 def test_a_block_has_one_reader_however_it_is_looked_at() -> None:
-    table = memory.empty(ROWS, np.float32)
+    table = buffers.empty(ROWS, np.float32)
     first, view = where(table), table.reshape(-1)[7:].view(np.int32)
     del table
-    other = memory.empty(ROWS, np.float32)
+    other = buffers.empty(ROWS, np.float32)
     assert where(other) != first, "a block was handed out although a view of it is still there"
     del view
-    assert where(memory.empty(ROWS, np.float32)) == first
+    assert where(buffers.empty(ROWS, np.float32)) == first
 
 
 def test_tables_that_change_by_turns_need_two_blocks() -> None:
-    state, places = memory.empty(ROWS, np.float32), set()
+    state, places = buffers.empty(ROWS, np.float32), set()
     for _ in range(6):
-        new = memory.empty(ROWS, np.float32)
+        new = buffers.empty(ROWS, np.float32)
         places |= {where(state), where(new)}
         state = new
     assert len(places) == 2
 
 
 def test_outgrown_and_spare_blocks_are_given_back() -> None:
-    many = [memory.empty(ROWS, np.float32) for _ in range(3)]
+    many = [buffers.empty(ROWS, np.float32) for _ in range(3)]
     del many
-    grown = memory.empty((int(1.5 * ROWS[0]), ROWS[1]), np.float32)
-    assert len(memory._blocks) == 1
+    grown = buffers.empty((int(1.5 * ROWS[0]), ROWS[1]), np.float32)
+    assert len(buffers._blocks) == 1
     assert grown.size == int(1.5 * ROWS[0]) * ROWS[1]
 
 
 def test_a_small_array_does_not_take_a_large_block() -> None:
-    large = memory.empty((4 * ROWS[0], ROWS[1]), np.float32)
+    large = buffers.empty((4 * ROWS[0], ROWS[1]), np.float32)
     first = where(large)
     del large
-    assert where(memory.empty(ROWS, np.float32)) != first
-    assert where(memory.empty((4 * ROWS[0], ROWS[1]), np.float32)) == first
-    assert memory.empty((3,), np.int64).base is None
+    assert where(buffers.empty(ROWS, np.float32)) != first
+    assert where(buffers.empty((4 * ROWS[0], ROWS[1]), np.float32)) == first
+    assert buffers.empty((3,), np.int64).base is None
 
 
 def test_what_is_in_use_outlives_the_release() -> None:
-    table = memory.empty(ROWS, np.float32)
+    table = buffers.empty(ROWS, np.float32)
     table[:] = 5
-    memory.release()
-    other = memory.empty(ROWS, np.float32)
+    buffers.release()
+    other = buffers.empty(ROWS, np.float32)
     other[:] = 1
     assert (table == 5).all()
 
@@ -79,7 +79,7 @@ def test_freed_memory_can_be_kept_by_the_process() -> None:
 import resource, sys, torch
 from fedmosaic import memory
 if sys.argv[1] == "keep":
-    memory.keep_freed()
+    buffers.keep_freed()
 for _ in range(3):
     torch.ones(10_000_000).mul_(2)
 first = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

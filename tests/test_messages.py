@@ -20,11 +20,11 @@ from fleets import (
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import save
 
+from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.files import digest_of, unpack
+from fedmosaic.deploy.flower import FlowerTransport
 from fedmosaic.deploy.node import Node
-from fedmosaic.errors import SettingsError
-from fedmosaic.runtime.flower import FlowerTransport
-from fedmosaic.runtime.protocol import Refused, Rules, Task, Update
-from fedmosaic.store import digest_of, unpack
+from fedmosaic.deploy.protocol import Refused, Rules, Task, Update
 from fedmosaic.testing import Clock, LocalTransport
 
 

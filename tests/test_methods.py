@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from fedmosaic import FederatedRecommender, zoo
+from fedmosaic import FederatedRecommender
+from fedmosaic.algorithm.local import Adam, Context
+from fedmosaic.algorithm.upload import Parcel
+from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.batches import make_examples
-from fedmosaic.errors import SettingsError
-from fedmosaic.landscape import Landscape, look
-from fedmosaic.local import Adam, Context
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.engines.item_rows import item_rows
+from fedmosaic.evaluation.spectrum import effective_rank, information_abundance
+from fedmosaic.methods import registry
 from fedmosaic.methods.gpfedrec import GPFedRec, neighbours_mean
 from fedmosaic.methods.metamf import generate
 from fedmosaic.privacy.noise import PseudoItems
-from fedmosaic.ragged import Ragged
-from fedmosaic.runtime.tables import item_rows
-from fedmosaic.spectrum import effective_rank, information_abundance
+from fedmosaic.reproduce.landscape import Landscape, look
 from fedmosaic.testing import check_chunks, check_engines, check_privacy, digest, same_parity_share, toy_training_set
-from fedmosaic.training import TrainingSet
-from fedmosaic.upload import Parcel
 
 SMALL: dict[str, dict[str, Any]] = {
     "metamf": {"dim": 4, "narrow": 2, "hidden": 8, "memory": 6, "group": 4, "rounds": 3},
@@ -35,7 +36,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def trained(name: str, data: TrainingSet, **changes: Any) -> tuple[Any, Any, Any]:
-    method = zoo.entry(name).build(SMALL[name] | changes)
+    method = registry.entry(name).build(SMALL[name] | changes)
     each = np.arange(data.n_items, dtype=np.int32)
     everything = Ragged(np.tile(each, data.n_users), np.arange(data.n_users + 1) * data.n_items)
     state, answers = method.start(data, 1), None
@@ -89,21 +90,21 @@ LEARN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", LEARN)
 def test_learning_law(name: str) -> None:
-    assert same_parity_share(zoo.entry(name).build(LEARN[name])) >= 0.9
+    assert same_parity_share(registry.entry(name).build(LEARN[name])) >= 0.9
 
 
 def test_the_device_part_of_fedpergnn_keeps_the_laws() -> None:
     """Between expansions it is a federation like any other; here with neighbours that mean something."""
-    method = zoo.entry("fedpergnn").build(SMALL["fedpergnn"])
+    method = registry.entry("fedpergnn").build(SMALL["fedpergnn"])
     for check in (check_engines, check_chunks, check_privacy):
         check(method.federation)
-    plain = zoo.entry("fedpergnn").build(SMALL["fedpergnn"] | {"neighbours": 0, "noise": 0.0, "pseudo": 0})
+    plain = registry.entry("fedpergnn").build(SMALL["fedpergnn"] | {"neighbours": 0, "noise": 0.0, "pseudo": 0})
     check_engines(plain.federation)
 
 
 def test_neighbours_matter_and_oneself_is_not_among_them() -> None:
     data = toy_training_set()
-    method = zoo.entry("fedpergnn").build(SMALL["fedpergnn"] | {"noise": 0.0, "pseudo": 0, "publish_noise": 0.0})
+    method = registry.entry("fedpergnn").build(SMALL["fedpergnn"] | {"noise": 0.0, "pseudo": 0, "publish_noise": 0.0})
     state = dict(method.start(data, 1))
     users = np.arange(data.n_users)
     before = method.scorer(data, state).scores(users)
@@ -143,7 +144,7 @@ def test_gpfedrec_links_the_similar_and_pulls_towards_them() -> None:
     data = toy_training_set()
     gaps = []
     for pull in (0.0, 50.0):
-        method = zoo.entry("gpfedrec").build(SMALL["gpfedrec"] | {"pull": pull, "rounds": 2})
+        method = registry.entry("gpfedrec").build(SMALL["gpfedrec"] | {"pull": pull, "rounds": 2})
         assert isinstance(method, GPFedRec)
         state = method.start(data, 1)
         for number in (1, 2):
@@ -156,7 +157,7 @@ def test_gpfedrec_links_the_similar_and_pulls_towards_them() -> None:
 def test_metamf_gradients_are_those_of_the_whole_chain() -> None:
     """Sending the gradient of generated tensors and going on at the server is one back-propagation."""
     data = toy_training_set()
-    method = zoo.entry("metamf").build(SMALL["metamf"] | {"group": 100, "clip": 1e9, "decay": 0.0})
+    method = registry.entry("metamf").build(SMALL["metamf"] | {"group": 100, "clip": 1e9, "decay": 0.0})
     state = method.start(data, 1)
     leaves = {k[7:]: torch.from_numpy(v.copy()).requires_grad_() for k, v in state.items() if k.startswith("server/")}
     clients = np.flatnonzero(data.histories.lengths > 0)
@@ -183,9 +184,9 @@ def test_metamf_gradients_are_those_of_the_whole_chain() -> None:
 @pytest.mark.parametrize("name", ["fedmf", "pfedrec", "fedrap", "fedrecon-dual", "fedmf-plgc", "local-only"])
 def test_item_rows_are_what_a_device_scores_with(name: str) -> None:
     given: dict[str, Any] = {"dim": 4, "batch_size": 16}
-    fields = zoo.entry(name).settings.model_fields
+    fields = registry.entry(name).settings.model_fields
     given |= {k: v for k, v in {"item_rate": 2.0, "table_rate": 2.0, "item_factor": 0.1}.items() if k in fields}
-    federation = zoo.entry(name).build(given)
+    federation = registry.entry(name).build(given)
     data = toy_training_set()
     state = federation.start(data, 1)
     for number in (1, 2):
@@ -205,7 +206,7 @@ def test_item_rows_are_what_a_device_scores_with(name: str) -> None:
 
 def test_landscape_is_exact_and_comparable() -> None:
     data = toy_training_set()
-    flat, sharp = (zoo.entry("fedrecgel").build({"dim": 4, "participation": 1.0, "rho_shared": r}) for r in (0.5, 0.0))
+    flat, sharp = (registry.entry("fedrecgel").build({"dim": 4, "participation": 1.0, "rho_shared": r}) for r in (0.5, 0.0))
     lands = []
     for federation in (flat, sharp):
         state = federation.start(data, 1)
@@ -254,6 +255,6 @@ def test_the_example_of_ones_own_algorithm_runs(
     try:
         runpy.run_path(str(example), run_name="__main__")
     finally:
-        zoo.ZOO.pop("near", None)
+        registry.ZOO.pop("near", None)
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("fedmf", "near", "full HR@10"))

@@ -11,11 +11,11 @@ from conftest import random_interactions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmosaic.core.errors import ScoreError
 from fedmosaic.data.negatives import draw_candidates
 from fedmosaic.data.split import Split, ratio_split, time_split
-from fedmosaic.errors import ScoreError
-from fedmosaic.evaluate import evaluate, make_probe, rank_probe, top_items
-from fedmosaic.metrics import NAMES, Ranks, bootstrap, paired_test
+from fedmosaic.evaluation.evaluate import evaluate, make_probe, rank_probe, top_items
+from fedmosaic.evaluation.metrics import NAMES, Ranks, bootstrap, paired_test
 
 
 def ranks(**columns: list[int]) -> Ranks:

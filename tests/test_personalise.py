@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 import torch
 
-from fedmosaic import zoo
-from fedmosaic.algorithm import Algorithm, compose
-from fedmosaic.errors import SettingsError
-from fedmosaic.hosts import AdditiveSettings, LinearSettings, fedneumf, linear, roles_of, shared_table
-from fedmosaic.hosts import SharpnessSettings as Sharp
-from fedmosaic.local import SGD, Adam, Context, Move, Pass, Phase, plain_slope
-from fedmosaic.models.mf import LinearScorer
-from fedmosaic.models.view import Batch, View
-from fedmosaic.objective import ChunkedBCE
-from fedmosaic.personalise.additive import AdditiveModel, Ramp, additive
-from fedmosaic.personalise.dual import dual
-from fedmosaic.personalise.lowrank import low_rank
-from fedmosaic.personalise.mixing import MixedModel, NTKWeight, decorrelation, distinct, mixing
-from fedmosaic.personalise.sharpness import UphillSlope, climb, sharpness_aware
+from fedmosaic.algorithm.algorithm import Algorithm, compose
+from fedmosaic.algorithm.local import SGD, Adam, Context, Move, Pass, Phase, plain_slope
+from fedmosaic.algorithm.models.linear import LinearScorer
+from fedmosaic.algorithm.objective import ChunkedBCE
+from fedmosaic.algorithm.parameters import Init, Role
+from fedmosaic.algorithm.server import Server
+from fedmosaic.algorithm.view import Batch, View
+from fedmosaic.algorithm.wrappers.additive import AdditiveModel, Ramp, additive
+from fedmosaic.algorithm.wrappers.dual import dual
+from fedmosaic.algorithm.wrappers.low_rank import low_rank
+from fedmosaic.algorithm.wrappers.mixing import MixedModel, NTKWeight, decorrelation, distinct, mixing
+from fedmosaic.algorithm.wrappers.sharpness import UphillSlope, climb, sharpness_aware
+from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.engines.federation import Federation
+from fedmosaic.engines.fused import linear as kernel
+from fedmosaic.methods import registry
+from fedmosaic.methods.hosts import AdditiveSettings, LinearSettings, fedneumf, linear, roles_of, shared_table
+from fedmosaic.methods.hosts import SharpnessSettings as Sharp
 from fedmosaic.privacy.noise import clipped, noisy
-from fedmosaic.ragged import Ragged
-from fedmosaic.runtime import kernel
-from fedmosaic.runtime.federation import Federation
-from fedmosaic.server import Server
 from fedmosaic.testing import check_chunks, check_engines, check_privacy, digest, run_rounds, toy_training_set
-from fedmosaic.tree import Init, Role
 
 RAP: dict[str, Any] = {"dim": 4, "table_rate": 2.0, "decay": 0.01, "local_epochs": 3, "batch_size": 32, "rounds": 3}
 MIX: dict[str, Any] = {"dim": 4, "batch_size": 16, "item_rate": 2.0, "rounds": 3}
@@ -62,7 +62,7 @@ def state_of(algorithm: Algorithm, engine: str = "simulate", **task: Any) -> Any
     ids=str,
 )
 def test_engine_law_of_fedrap(changes: dict[str, Any]) -> None:
-    federation = zoo.entry("fedrap").build(RAP | changes)
+    federation = registry.entry("fedrap").build(RAP | changes)
     check_engines(federation)
     check_chunks(federation)
     check_privacy(federation)
@@ -87,7 +87,7 @@ def test_engine_law_of_fedrap(changes: dict[str, Any]) -> None:
 )
 def test_engine_law_of_mixing(host: str, changes: dict[str, Any]) -> None:
     given = {"item_factor": 0.05, "rate": 0.5, "user_rate": 0.5} if host == "fedncf-plgc" else {"item_rate": 2.0}
-    federation = zoo.entry(host).build({"dim": 4, "batch_size": 16} | given | changes)
+    federation = registry.entry(host).build({"dim": 4, "batch_size": 16} | given | changes)
     check_engines(federation)
     check_privacy(federation)
 
@@ -95,15 +95,15 @@ def test_engine_law_of_mixing(host: str, changes: dict[str, Any]) -> None:
 def test_the_fused_engine_covers_the_linear_family() -> None:
     data = toy_training_set()
     for name in ("fedrap", "fedrap-no", "fedrap-l2", "fedmf-plgc", "pfedrec-plgc", "fedrecon", "fedrecon-dual", "colr"):
-        reason = kernel.unfit(zoo.entry(name).build().algorithm, data)
+        reason = kernel.unfit(registry.entry(name).build().algorithm, data)
         assert bool(reason) == (name == "colr"), (name, reason)
     for encoded in ({"threshold": 0.01}, {"clip": 0.1, "noise": 1.0}):
-        assert not kernel.unfit(zoo.entry("fedrap").build(encoded).algorithm, data), encoded
+        assert not kernel.unfit(registry.entry("fedrap").build(encoded).algorithm, data), encoded
 
 
 @pytest.mark.parametrize("changes", [{"joint": True}, {"rho_shared": 0.0}, {"rho_private": 0.0}, {"dim": 8}], ids=str)
 def test_engine_law_of_sharpness(changes: dict[str, Any]) -> None:
-    federation = zoo.entry("fedrecgel").build({"dim": 4, "participation": 0.5} | changes)
+    federation = registry.entry("fedrecgel").build({"dim": 4, "participation": 0.5} | changes)
     check_engines(federation)
     check_chunks(federation)
 
@@ -155,8 +155,8 @@ def test_sharpness_with_radius_zero_is_its_host_bit_for_bit() -> None:
     forced = replace(host, slope=UphillSlope(host.slope, groups, joint=False))
     assert digest(state_of(forced)) == digest(state_of(host))
     settings = {"dim": 4, "participation": 0.5, "rho_shared": 0.0, "rho_private": 0.0}
-    gel = zoo.entry("fedrecgel").build(settings)
-    plain = zoo.entry("fedneumf").build({"dim": 4, "participation": 0.5})
+    gel = registry.entry("fedrecgel").build(settings)
+    plain = registry.entry("fedneumf").build({"dim": 4, "participation": 0.5})
     data = toy_training_set()
     assert digest(run_rounds(gel, data)[0]) == digest(run_rounds(plain, data)[0])
 
@@ -186,11 +186,11 @@ def test_ramps_are_those_of_the_paper_and_reach_the_loss() -> None:
     assert Ramp(1.0, "sin")(at(0)) == 0.5
     data = toy_training_set()
     losses = {
-        ramp: run_rounds(zoo.entry("fedrap").build(RAP | {"ramp": ramp}), data)[1] for ramp in ("tanh", "as-released")
+        ramp: run_rounds(registry.entry("fedrap").build(RAP | {"ramp": ramp}), data)[1] for ramp in ("tanh", "as-released")
     }
     first = [losses[r][0][0].loss for r in losses]
     assert first[0] > first[1] + 0.01  # the first round has no terms yet under the ramp
-    assert zoo.entry("fedrap-fixed").build(RAP) == zoo.entry("fedrap").build(RAP | {"ramp": "as-released"})
+    assert registry.entry("fedrap-fixed").build(RAP) == registry.entry("fedrap").build(RAP | {"ramp": "as-released"})
 
 
 def test_additive_objective_is_the_formula() -> None:
@@ -213,7 +213,7 @@ def test_untouched_own_rows_shrink_by_one_number_per_client() -> None:
     """A dense optimiser with weight decay, computed from touched rows and one scalar."""
     data = replace(toy_training_set(), histories=Ragged.from_rows([[1, 2]]), excluded=Ragged.from_rows([[1, 2]]))
     settings = RAP | {"negatives": 1, "tolerance": 0.0, "round_decay": 1.0, "batch_size": 2, "local_epochs": 2}
-    federation = zoo.entry("fedrap").build(settings)
+    federation = registry.entry("fedrap").build(settings)
     for engine in ("loop", "simulate", "kernel"):
         state, _ = run_rounds(replace(federation, engine=engine), data, rounds=1)
         steps = 4  # two epochs of two batches
@@ -227,7 +227,7 @@ def test_untouched_own_rows_shrink_by_one_number_per_client() -> None:
 
 def test_a_threshold_makes_the_shared_table_sparse_and_saves_bytes() -> None:
     data = toy_training_set()
-    dense, thin = (run_rounds(zoo.entry("fedrap").build(RAP | {"threshold": t}), data, rounds=8) for t in (0.0, 0.1))
+    dense, thin = (run_rounds(registry.entry("fedrap").build(RAP | {"threshold": t}), data, rounds=8) for t in (0.0, 0.1))
     assert (thin[0]["server/item"] == 0).mean() > 0.2 > (dense[0]["server/item"] == 0).mean()
     assert thin[1][-1][0].bytes_up < thin[1][0][0].bytes_up
     assert thin[1][-1][0].bytes_down < dense[1][-1][0].bytes_down
@@ -235,10 +235,10 @@ def test_a_threshold_makes_the_shared_table_sparse_and_saves_bytes() -> None:
 
 def test_ablations_refuse_what_they_fix() -> None:
     with pytest.raises(SettingsError, match="norm"):
-        zoo.entry("fedrap-no").build({"norm": "l1"})
-    d = zoo.entry("fedrap-d").build().algorithm
+        registry.entry("fedrap-no").build({"norm": "l1"})
+    d = registry.entry("fedrap-d").build().algorithm
     assert d.sent == ()
-    c = zoo.entry("fedrap-c").build().algorithm
+    c = registry.entry("fedrap-c").build().algorithm
     assert c.roles == {"item": Role.SHARED, "user": Role.PRIVATE, "bias": Role.PRIVATE}
 
 
@@ -347,7 +347,7 @@ def test_chunked_loss_is_a_sum_of_means() -> None:
 
 
 def test_fedrecon_keeps_nothing_on_devices_and_answers_strangers() -> None:
-    federation = zoo.entry("fedrecon").build({"dim": 4, "batch_size": 16, "item_factor": 0.1, "participation": 0.3})
+    federation = registry.entry("fedrecon").build({"dim": 4, "batch_size": 16, "item_factor": 0.1, "participation": 0.3})
     data = toy_training_set()
     state, _ = run_rounds(federation, data)
     assert not [k for k in state if k.startswith(("private/", "memory/", "kept/"))]
@@ -379,7 +379,7 @@ def test_more_wrong_declarations_are_refused() -> None:
     step = Phase((Move(("user", "bias"), 0.1), Move(("item",), 0.1)))
     with pytest.raises(SettingsError, match="say in `serve` by which passes"):
         Algorithm(model, roles | {"user": Role.REBUILT}, (Pass((step,)),))
-    host = zoo.entry("fedncf").build().algorithm
+    host = registry.entry("fedncf").build().algorithm
     with pytest.raises(SettingsError, match="only item tables can be kept"):
         replace(host, roles={**host.roles, "out.0.bias": Role.KEPT})
     adam = Phase((Move(("user", "bias", "item"), 0.1, Adam()),))

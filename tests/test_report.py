@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedmosaic.cli import app
-from fedmosaic.config import Settings, presets, read_config
-from fedmosaic.errors import RunError, SettingsError, UnknownNameError
+from fedmosaic.cli.main import app
+from fedmosaic.core.errors import RunError, SettingsError, UnknownNameError
+from fedmosaic.methods.registry import ZOO
 from fedmosaic.report import figures
 from fedmosaic.report.page import write_page
-from fedmosaic.run import default_place, start
-from fedmosaic.trackers import export
-from fedmosaic.tune import Search, default_space, parse_space, tune, write_preset
-from fedmosaic.zoo import ZOO
+from fedmosaic.runs.run import default_place, start
+from fedmosaic.runs.settings import Settings, presets, read_config
+from fedmosaic.runs.trackers import export
+from fedmosaic.runs.tune import Search, default_space, parse_space, tune, write_preset
 
 SMALL: dict[str, Any] = {"users": 60, "items": 40, "per_user": 8, "dim": 4, "rounds": 4, "item_rate": 2.0}
 
@@ -176,7 +176,7 @@ def test_shipped_presets_name_their_command_and_build() -> None:
 
 
 def _metrics(place: Path) -> list[dict[str, Any]]:
-    from fedmosaic.folder import RunFolder
+    from fedmosaic.runs.run_folder import RunFolder
 
     return RunFolder(place).metrics()
 

@@ -17,12 +17,13 @@ import polars as pl
 import pytest
 from pydantic import create_model
 
-from fedmosaic import FederatedRecommender, Interactions, leave_one_out, zoo
-from fedmosaic.config import Settings
-from fedmosaic.errors import RunError, SettingsError, UnknownNameError
-from fedmosaic.folder import RunFolder
-from fedmosaic.run import load_ranks, resume, start
-from fedmosaic.store import load_tensors, save_tensors
+from fedmosaic import FederatedRecommender, Interactions, leave_one_out
+from fedmosaic.core.errors import RunError, SettingsError, UnknownNameError
+from fedmosaic.core.files import load_tensors, save_tensors
+from fedmosaic.methods import registry
+from fedmosaic.runs.run import load_ranks, resume, start
+from fedmosaic.runs.run_folder import RunFolder
+from fedmosaic.runs.settings import Settings
 
 SHOP = ["customer,sku,bought"] + [
     f"c{u},p{(u * 3 + i * i) % 17},2024-0{1 + i % 9}-1{i % 9}" for u in range(25) for i in range(9)
@@ -247,9 +248,9 @@ def test_a_default_that_changes_makes_another_run(monkeypatch: pytest.MonkeyPatc
     before = Settings.make("fedmf", "ml-100k")
     old, explicit = before.key(), Settings.make("fedmf", "ml-100k", {"dim": 32}).key()
     assert old == explicit, "the same run by default and by name has two addresses"
-    entry = zoo.entry("fedmf")
+    entry = registry.entry("fedmf")
     wider = create_model("Wider", __base__=entry.settings, dim=(int, 64))
-    monkeypatch.setitem(zoo.ZOO, "fedmf", replace(entry, settings=wider))
+    monkeypatch.setitem(registry.ZOO, "fedmf", replace(entry, settings=wider))
     assert before.key() != old
     assert Settings.make("fedmf", "ml-100k", {"dim": 32}).key() == explicit
 

@@ -10,12 +10,12 @@ from conftest import random_interactions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic import keys
+from fedmosaic.core import keys
+from fedmosaic.core.errors import DataError, SettingsError, UnknownNameError
+from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.negatives import draw_candidates, excluded_items, sample_negatives
 from fedmosaic.data.split import Split, leave_one_out, ratio_split, time_split
-from fedmosaic.errors import DataError, SettingsError, UnknownNameError
-from fedmosaic.ragged import Ragged
 
 
 def pairs(part: Ragged) -> set[tuple[int, int]]:

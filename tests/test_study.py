@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedmosaic.cli import app
-from fedmosaic.comparison import Comparison, Contender, compare, contenders, plan
-from fedmosaic.config import Settings
-from fedmosaic.errors import DataError, RunError, SettingsError, UnknownNameError
-from fedmosaic.folder import RunFolder
+from fedmosaic.cli.main import app
+from fedmosaic.core.errors import DataError, RunError, SettingsError, UnknownNameError
 from fedmosaic.report.tables import Table, comparison_table
-from fedmosaic.run import load_ranks, start
-from fedmosaic.study import cells, run_study
+from fedmosaic.runs.comparison import Comparison, Contender, compare, contenders, plan
+from fedmosaic.runs.run import load_ranks, start
+from fedmosaic.runs.run_folder import RunFolder
+from fedmosaic.runs.settings import Settings
+from fedmosaic.runs.study import cells, run_study
 
 TOY: dict[str, Any] = {"users": 60, "items": 40, "per_user": 8}
 SMALL: dict[str, Any] = {**TOY, "dim": 4, "rounds": 4, "item_rate": 2.0}

@@ -10,13 +10,13 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmosaic.hosts import LinearSettings, linear
-from fedmosaic.local import Context
-from fedmosaic.personalise.lowrank import low_rank
+from fedmosaic.algorithm.local import Context
+from fedmosaic.algorithm.upload import SCALE, Parcel, Upload
+from fedmosaic.algorithm.wrappers.low_rank import low_rank
+from fedmosaic.engines.federation import Federation
+from fedmosaic.methods.hosts import LinearSettings, linear
 from fedmosaic.privacy.noise import AddedNoise, Clip
-from fedmosaic.runtime.federation import Federation
 from fedmosaic.testing import run_rounds, toy_training_set
-from fedmosaic.upload import SCALE, Parcel, Upload
 
 
 @pytest.mark.parametrize(("kind", "spread"), [("laplace", 2**0.5), ("gaussian", 1.0)])

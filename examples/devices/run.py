@@ -23,10 +23,10 @@ from typing import Any
 import polars as pl
 
 import fedmosaic
+from fedmosaic.core.files import load_tensors, read_lines
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import descendants, free_port
 from fedmosaic.deploy.status import costs
-from fedmosaic.store import load_tensors, read_lines
 
 SILO = 100  # users
 NODES = {"phone": 1, "tablet": 1, "shop-a": SILO, "shop-b": SILO}

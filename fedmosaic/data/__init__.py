@@ -1,1 +1,1 @@
-"""Data in: interactions, named sources, splits, negative pools."""
+"""Data: files and named sets in, positions inside; splits, negatives, batches."""

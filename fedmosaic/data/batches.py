@@ -13,11 +13,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedmosaic import keys
+from fedmosaic.core import keys
+from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.ragged import I32, I64, Ragged, offsets_of
 from fedmosaic.data.negatives import sample_negatives
-from fedmosaic.errors import SettingsError
-from fedmosaic.ragged import I32, I64, Ragged, offsets_of
-from fedmosaic.training import TrainingSet
+from fedmosaic.data.training_set import TrainingSet
 
 Part = Literal["all", "support", "query"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from fedmosaic.core.errors import DataError
 from fedmosaic.data.text import Table
 from fedmosaic.data.values import Problems
-from fedmosaic.errors import DataError
 
 MAX_LEFT_OUT = 0.05  # share of rows that `lenient` may set apart
 

@@ -23,8 +23,8 @@ from pathlib import Path, PurePosixPath
 
 import platformdirs
 
+from fedmosaic.core.errors import DataError, DigestError, FetchError
 from fedmosaic.data.text import read_bytes
-from fedmosaic.errors import DataError, DigestError, FetchError
 
 FORMAT = "v1"  # part of every cache path: another version's files are never read
 MAX_MEMBERS = 10_000

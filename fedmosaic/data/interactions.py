@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fedmosaic import keys
+from fedmosaic.core import keys
+from fedmosaic.core.errors import DataError, SettingsError
+from fedmosaic.core.ragged import I32, I64
 from fedmosaic.data.clean import as_polars, merge_duplicates, pick_columns, refuse_rows
 from fedmosaic.data.text import Table, TextFormat, read_table
 from fedmosaic.data.values import Problems, check_ids, check_ratings, check_times
 from fedmosaic.data.vocab import Vocab
-from fedmosaic.errors import DataError, SettingsError
-from fedmosaic.ragged import I32, I64
 
 
 @dataclass(frozen=True, eq=False)

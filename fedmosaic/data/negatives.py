@@ -19,10 +19,10 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from fedmosaic import keys
+from fedmosaic.core import keys
+from fedmosaic.core.errors import UnknownNameError
+from fedmosaic.core.ragged import I32, I64, Ragged, offsets_of
 from fedmosaic.data.split import Part, Split
-from fedmosaic.errors import UnknownNameError
-from fedmosaic.ragged import I32, I64, Ragged, offsets_of
 
 Pool = Literal["strict", "legacy", "isolated"]
 

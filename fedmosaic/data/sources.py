@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedmosaic.core.errors import UnknownNameError
 from fedmosaic.data import readers
 from fedmosaic.data.fetch import Archive, Found, Layout, Package, locate
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.synthetic import synthetic
-from fedmosaic.errors import UnknownNameError
 
 GROUPLENS = "GroupLens: research use only; no redistribution without permission; no commercial use."
 HETREC = "HetRec 2011 / Last.fm: non-commercial use; cite Cantador et al. 2011."

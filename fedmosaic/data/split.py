@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedmosaic import keys
+from fedmosaic.core import keys
+from fedmosaic.core.errors import DataError, SettingsError
+from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.interactions import Interactions
-from fedmosaic.errors import DataError, SettingsError
-from fedmosaic.ragged import I64, Ragged
 
 Ties = Literal["hash", "file"]
 Part = Literal["validation", "test"]

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fedmosaic import keys
+from fedmosaic.core import keys
+from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.ragged import I32
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.vocab import Vocab
-from fedmosaic.errors import SettingsError
-from fedmosaic.ragged import I32
 
 _mix = numba.njit(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN

@@ -17,7 +17,7 @@ from typing import IO
 
 import polars as pl
 
-from fedmosaic.errors import DataError
+from fedmosaic.core.errors import DataError
 
 _UNIT = b"\x1f"  # stands in for separators longer than one byte; a file that holds it goes to the careful reader
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fedmosaic import keys
-from fedmosaic.errors import UnknownNameError
-from fedmosaic.ragged import I32, I64
+from fedmosaic.core import keys
+from fedmosaic.core.errors import UnknownNameError
+from fedmosaic.core.ragged import I32, I64
 
 Id = str | int
 

@@ -1,1 +1,1 @@
-"""Deployment: folders, keys and certificates, the processes that run, and the gate before them."""
+"""Deployment: agreement, node, coordinator, messages, Flower."""

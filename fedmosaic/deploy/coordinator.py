@@ -21,17 +21,17 @@ from typing import Any
 
 import numpy as np
 
+from fedmosaic.algorithm.local import Context
+from fedmosaic.algorithm.parameters import Axis
+from fedmosaic.algorithm.upload import Sum
+from fedmosaic.core.errors import RunError, SettingsError
+from fedmosaic.core.files import load_tensors, save_tensors
+from fedmosaic.core.ragged import I64
 from fedmosaic.data.batches import draw_cohort, round_half_up
-from fedmosaic.deploy.pact import Pact, stamp_of
-from fedmosaic.errors import RunError, SettingsError
-from fedmosaic.local import Context
-from fedmosaic.ragged import I64
-from fedmosaic.runtime.devices import Array
-from fedmosaic.runtime.protocol import WHOLE, Refused, Reply, Rules, Task, Transport, Update, changed_since
-from fedmosaic.runtime.round import apply
-from fedmosaic.store import load_tensors, save_tensors
-from fedmosaic.tree import Axis
-from fedmosaic.upload import Sum
+from fedmosaic.deploy.agreement import Pact, stamp_of
+from fedmosaic.deploy.protocol import WHOLE, Refused, Reply, Rules, Task, Transport, Update, changed_since
+from fedmosaic.engines.devices import Array
+from fedmosaic.engines.round import apply
 
 STATE = "server.safetensors"
 PAUSE = 0.05  # seconds between two looks for answers

@@ -22,14 +22,14 @@ import numpy as np
 import polars as pl
 import tomli_w
 
+from fedmosaic.core.errors import FedmosaicError, RunError, SettingsError
+from fedmosaic.core.files import locked, read_json, write_atomic, write_json
+from fedmosaic.core.ragged import I64
+from fedmosaic.deploy.agreement import Pact, read_catalogue, write_catalogue
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, make_authority, make_certificate, make_node_key
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.pact import Pact, read_catalogue, write_catalogue
-from fedmosaic.errors import FedmosaicError, RunError, SettingsError
-from fedmosaic.ragged import I64
-from fedmosaic.runtime.protocol import Transport
-from fedmosaic.store import locked, read_json, write_atomic, write_json
+from fedmosaic.deploy.protocol import Transport
 
 PAUSE = 0.2  # seconds between two looks for answers: each is a request
 LINK, ROSTER, OUTCOME, HALF = "link.toml", "roster.json", "outcome.json", ".registering"

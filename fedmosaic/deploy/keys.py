@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fedmosaic.store import write_atomic
+from fedmosaic.core.files import write_atomic
 
 YEARS = 5
 CA, CA_KEY = "ca.crt", "ca.key"

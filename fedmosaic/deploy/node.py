@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from fedmosaic.algorithm.local import Context
+from fedmosaic.core.errors import DataError, RunError
+from fedmosaic.core.files import load_tensors, read_json, save_tensors, write_atomic
+from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.clean import as_polars
+from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.data.vocab import Id, Vocab
-from fedmosaic.deploy.pact import Pact, read_catalogue, stamp_of, write_catalogue
-from fedmosaic.errors import DataError, RunError
-from fedmosaic.local import Context
-from fedmosaic.ragged import I64, Ragged
-from fedmosaic.recommender import FederatedRecommender
-from fedmosaic.runtime.devices import Array
-from fedmosaic.runtime.protocol import WHOLE, Refused, Task, Update, brought_up, put_sum
-from fedmosaic.store import load_tensors, read_json, save_tensors, write_atomic
-from fedmosaic.training import TrainingSet
+from fedmosaic.deploy.agreement import Pact, read_catalogue, stamp_of, write_catalogue
+from fedmosaic.deploy.protocol import WHOLE, Refused, Task, Update, brought_up, put_sum
+from fedmosaic.engines.devices import Array
+from fedmosaic.serving.recommender import FederatedRecommender
 
 STATE, HISTORY, USERS = "state.safetensors", "history.parquet", "users.json"
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedmosaic.errors import RunError
-from fedmosaic.store import write_json
+from fedmosaic.core.errors import RunError
+from fedmosaic.core.files import write_json
 
 GRACE = 5.0  # seconds between asking and killing
 NOTED = "processes.json"

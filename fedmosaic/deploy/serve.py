@@ -18,13 +18,13 @@ from typing import Any
 
 import tomli_w
 
+from fedmosaic.core.errors import RunError
+from fedmosaic.core.files import is_locked, locked, read_json, read_lines, write_atomic
 from fedmosaic.deploy.fleet import OUTCOME, Link, ServerFolder
 from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, NODE_KEY
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.processes import Processes, check_port, environment, free_port, program
-from fedmosaic.errors import RunError
-from fedmosaic.runtime.relay import listening
-from fedmosaic.store import is_locked, locked, read_json, read_lines, write_atomic
+from fedmosaic.deploy.relay import listening
 
 STARTS_WITHIN = 60.0
 REFUSED_AGAIN = 5.0  # seconds before a refused node knocks again

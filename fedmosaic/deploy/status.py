@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from fedmosaic.core.files import load_tensors, read_lines
+from fedmosaic.deploy.agreement import Pact
 from fedmosaic.deploy.coordinator import STATE
 from fedmosaic.deploy.fleet import ROSTER, ServerFolder
 from fedmosaic.deploy.node import STATE as NODE_STATE
-from fedmosaic.deploy.pact import Pact
-from fedmosaic.store import load_tensors, read_lines
 
 
 def status_of(place: Path) -> dict[str, Any]:

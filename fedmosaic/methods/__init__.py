@@ -1,1 +1,1 @@
-"""Methods that need more than an algorithm: work on the server, or a third party. Clients run the same rounds."""
+"""Published methods, one file each, found by name in the registry."""

@@ -22,22 +22,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedmosaic import keys
-from fedmosaic.algorithm import Algorithm
+from fedmosaic.algorithm.algorithm import Algorithm
+from fedmosaic.algorithm.local import Adam, Move, Pass, Phase
+from fedmosaic.algorithm.objective import ChunkedBCE
+from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec
+from fedmosaic.algorithm.server import Server
+from fedmosaic.algorithm.upload import Upload
+from fedmosaic.algorithm.view import View
+from fedmosaic.core import keys
+from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.batches import round_half_up
-from fedmosaic.evaluate import Scorer
-from fedmosaic.hosts import FULL_BATCH, FederatedSettings, federation, refuse_silos
-from fedmosaic.local import Adam, Move, Pass, Phase
-from fedmosaic.models.view import View
-from fedmosaic.objective import ChunkedBCE
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.engines.devices import Array
+from fedmosaic.engines.federation import Federation
+from fedmosaic.evaluation.evaluate import Scorer
+from fedmosaic.methods.hosts import FULL_BATCH, FederatedSettings, federation, refuse_silos
 from fedmosaic.privacy.noise import ClipValues, NoiseSettings, PseudoItems, noisy
-from fedmosaic.ragged import Ragged
-from fedmosaic.runtime.devices import Array
-from fedmosaic.runtime.federation import Federation
-from fedmosaic.server import Server
-from fedmosaic.training import RoundRecord, State, TrainingSet
-from fedmosaic.tree import Axis, Init, Role, Spec
-from fedmosaic.upload import Upload
+from fedmosaic.training.method import RoundRecord, State
 
 
 class GNNSettings(NoiseSettings, FederatedSettings):

@@ -17,21 +17,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedmosaic.algorithm import Algorithm
+from fedmosaic.algorithm.algorithm import Algorithm
+from fedmosaic.algorithm.local import Context, Move, Pass, PerItem, Phase
+from fedmosaic.algorithm.models.ncf import NCF
+from fedmosaic.algorithm.objective import bce
+from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec
+from fedmosaic.algorithm.view import Batch, Model, View
+from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.batches import cohort_of
-from fedmosaic.hosts import RoundSettings, network_of, refuse_silos
-from fedmosaic.local import Context, Move, Pass, PerItem, Phase
-from fedmosaic.models.ncf import NCF
-from fedmosaic.models.view import Batch, Model, View
-from fedmosaic.objective import bce
-from fedmosaic.ragged import I64, Ragged
-from fedmosaic.runtime import loop
-from fedmosaic.runtime.answer import holding, probe_scores, score_users
-from fedmosaic.runtime.block import Block, Task
-from fedmosaic.runtime.devices import Array, Place, Stored, first_rows
-from fedmosaic.runtime.round import finish
-from fedmosaic.training import RoundRecord, State, TrainingSet
-from fedmosaic.tree import Axis, Init, Role, Spec
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.engines import loop
+from fedmosaic.engines.answer import holding, probe_scores, score_users
+from fedmosaic.engines.block import Block, Task
+from fedmosaic.engines.devices import Array, Place, Stored, first_rows
+from fedmosaic.engines.round import finish
+from fedmosaic.methods.hosts import RoundSettings, network_of, refuse_silos
+from fedmosaic.training.method import RoundRecord, State
 
 CLIENTS_PER_CHUNK = 64
 

@@ -23,20 +23,21 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fedmosaic.algorithm import Algorithm
+from fedmosaic.algorithm.algorithm import Algorithm
+from fedmosaic.algorithm.local import Adam, Context, Move, Pass, Phase
+from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec
+from fedmosaic.algorithm.upload import Upload
+from fedmosaic.algorithm.view import View
+from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.batches import cohort_of
-from fedmosaic.hosts import FULL_BATCH, CohortSettings, refuse_silos
-from fedmosaic.local import Adam, Context, Move, Pass, Phase
-from fedmosaic.methods.wide import Asked
-from fedmosaic.models.view import View
-from fedmosaic.ragged import I64, Ragged
-from fedmosaic.runtime.block import Block, Task, turns
-from fedmosaic.runtime.devices import Array
-from fedmosaic.runtime.round import advance, begin
-from fedmosaic.runtime.simulate import chunks
-from fedmosaic.training import RoundRecord, State, TrainingSet
-from fedmosaic.tree import Axis, Init, Role, Spec
-from fedmosaic.upload import Upload
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.engines.block import Block, Task, turns
+from fedmosaic.engines.devices import Array
+from fedmosaic.engines.round import advance, begin
+from fedmosaic.engines.simulate import chunks
+from fedmosaic.methods.hosts import FULL_BATCH, CohortSettings, refuse_silos
+from fedmosaic.methods.per_item_layer import Asked
+from fedmosaic.training.method import RoundRecord, State
 
 USERS = 512  # whose answers are made together
 

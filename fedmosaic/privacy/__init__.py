@@ -1,1 +1,1 @@
-"""Privacy: what noise and clipping do to an upload."""
+"""Privacy: what is done to an upload before it leaves a device."""

@@ -29,13 +29,13 @@ import numpy.typing as npt
 import torch
 from pydantic import BaseModel, Field
 
-from fedmosaic import keys
-from fedmosaic.algorithm import Algorithm, Wrapper
-from fedmosaic.errors import SettingsError
-from fedmosaic.local import Context
-from fedmosaic.ragged import I64
-from fedmosaic.tree import F32, Spec
-from fedmosaic.upload import I32, SCALE, Parcel
+from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
+from fedmosaic.algorithm.local import Context
+from fedmosaic.algorithm.parameters import F32, Spec
+from fedmosaic.algorithm.upload import I32, SCALE, Parcel
+from fedmosaic.core import keys
+from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.ragged import I64
 
 _mix = numba.njit(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN

@@ -1,1 +1,1 @@
-"""What people see: tables, progress."""
+"""Reports: tables, figures, one self-contained HTML page."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmosaic.ledger import Record
+from fedmosaic.runs.ledger import Record
 
 HR = "HR@10, drawn (%)"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmosaic.errors import SettingsError
+from fedmosaic.core.errors import SettingsError
 
 # Okabe & Ito; black first, so that one curve alone is black
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C00")

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from fedmosaic.config import Settings
-from fedmosaic.errors import RunError, SettingsError
-from fedmosaic.folder import RunFolder, environment
-from fedmosaic.ledger import Record
-from fedmosaic.recommender import FederatedRecommender
+from fedmosaic.core.errors import RunError, SettingsError
 from fedmosaic.report import figures
 from fedmosaic.report.curves import HR, validation_curve
-from fedmosaic.run import load_ranks
+from fedmosaic.runs.ledger import Record
+from fedmosaic.runs.run import load_ranks
+from fedmosaic.runs.run_folder import RunFolder, environment
+from fedmosaic.runs.settings import Settings
+from fedmosaic.serving.recommender import FederatedRecommender
 
 LIST = 10
 HISTORY = 40  # newest items of a history that are shown
@@ -245,7 +245,7 @@ def _best_ranks(run: _Run) -> Any:
 
 
 def _spectra(runs: Sequence[_Run]) -> list[dict[str, str]]:
-    from fedmosaic.spectrum import singular_values
+    from fedmosaic.evaluation.spectrum import singular_values
 
     found = {}
     for run in runs:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedmosaic.report.console import console
-from fedmosaic.study import Progress, Tell
+from fedmosaic.runs.study import Progress, Tell
 
 
 @contextmanager

@@ -7,9 +7,9 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedmosaic.comparison import COLUMNS, Comparison, Row, key_of
-from fedmosaic.errors import UnknownNameError
+from fedmosaic.core.errors import UnknownNameError
 from fedmosaic.report.console import print_table
+from fedmosaic.runs.comparison import COLUMNS, Comparison, Row, key_of
 
 HEADLINE = key_of("full", "hr")
 FORMATS = ("text", "markdown", "csv", "latex")

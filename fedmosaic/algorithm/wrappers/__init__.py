@@ -1,0 +1,1 @@
+"""Wrappers, Algorithm -> Algorithm: the personalisations of the papers."""

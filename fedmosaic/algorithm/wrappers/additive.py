@@ -1,0 +1,149 @@
+"""Additive personalisation (FedRAP, ICLR 2024): an item is what all share plus what is one's own.
+
+    item_j = common_j + own_j            common: shared; own: private, kept from round to round
+    loss   = host's loss - apart(a) · mean (own - common)² + sparse(a) · norm(common)
+
+Both terms are means over the rows of a batch and their numbers, as in the released code; `a` counts rounds from 0. The
+minus sign pushes the two views apart, the norm is meant to make the shared one sparse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import sin, tanh
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
+from fedmosaic.algorithm.local import Context, Move, Pass, Phase, Schedule, value_of
+from fedmosaic.algorithm.objective import Objective, mean
+from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec, by_name
+from fedmosaic.algorithm.view import Batch, Model, View
+from fedmosaic.core.errors import SettingsError
+
+Norm = Literal["l1", "l2", "nuclear", "infinity", "none"]
+Shape = Literal["tanh", "fixed", "sin", "square", "frac"]
+SHAPES: dict[Shape, Callable[[int], float]] = {
+    "tanh": lambda a: tanh(a / 10),
+    "fixed": lambda a: 1.0,
+    "sin": lambda a: (sin(a / 10) + 1) / 2,
+    "square": lambda a: float(a // 5 % 2 == 0),
+    "frac": lambda a: 1 / (a + 1),
+}
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A weight that changes over rounds: top · shape(a), with a = 0 in the first round.
+
+    >>> [round(Ramp(1.0, "tanh")(Context(r, 0, 1, 1)), 4) for r in (1, 11)]
+    [0.0, 0.7616]
+    """
+
+    top: float
+    shape: Shape = "tanh"
+
+    def __call__(self, ctx: Context) -> float:
+        """The weight in a round."""
+        return self.top * SHAPES[self.shape](ctx.round - 1)
+
+
+@dataclass(frozen=True)
+class AdditiveModel:
+    """A host that reads `table` as the sum of the shared rows and rows of one's own."""
+
+    host: Model
+    table: str
+    own: str
+    init: Init
+
+    def specs(self) -> tuple[Spec, ...]:
+        """The host's, and a second table of the same shape."""
+        return (*self.host.specs(), Spec(self.own, Axis.ITEM, by_name(self.host.specs())[self.table].shape, self.init))
+
+    def score(self, view: View, items: Tensor) -> Tensor:
+        """The host's score of common + own."""
+        return self.host.score(view.reading(self.table, self.rows), items)
+
+    def rows(self, view: View, items: Tensor) -> Tensor:
+        """common + own."""
+        return view.stored(self.table, items) + view.stored(self.own, items)
+
+
+@dataclass(frozen=True)
+class AdditiveObjective:
+    """The host's loss, less `apart` times the distance of the views, plus `sparse` times a norm of the shared one."""
+
+    host: Objective
+    table: str
+    own: str
+    apart: Schedule
+    sparse: Schedule
+    norm: Norm
+
+    def __call__(self, model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
+        """One loss per client."""
+        loss = self.host(model, view, batch, ctx)
+        apart = value_of(self.apart, ctx)
+        sparse = value_of(self.sparse, ctx) if self.norm != "none" else 0.0
+        common = view.stored(self.table, batch.items) if apart or sparse else torch.zeros(0)
+        if apart:
+            loss = loss - apart * mean((view.stored(self.own, batch.items) - common).square().mean(-1), batch)
+        return loss + sparse * self._norm(common, batch) if sparse else loss
+
+    def _norm(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Of each client's rows in the batch, [clients, length, width]; all but the largest entry are per number."""
+        if self.norm == "l1":
+            return mean(rows.abs().mean(-1), batch)
+        if self.norm == "l2":
+            return mean(rows.square().mean(-1), batch)
+        real = rows * batch.weight.unsqueeze(-1)
+        if self.norm == "infinity":
+            return real.abs().flatten(1).amax(1)
+        values: Tensor = torch.linalg.svdvals(real).sum(-1)
+        return values / (batch.weight.sum(1).clamp(min=1) * rows.shape[-1])
+
+
+def additive(
+    apart: Schedule = 0.0,
+    sparse: Schedule = 0.0,
+    *,
+    norm: Norm = "l1",
+    own_rate: Schedule | None = None,
+    init: Init | None = None,
+    table: str = "item",
+) -> Wrapper:
+    """Give every client an item table of its own beside the shared one; it moves by the shared one's rule and rate.
+
+    >>> from fedmosaic.methods.registry import entry
+    >>> wrapped = additive(apart=0.1)(entry("fedmf").build().algorithm)
+    >>> wrapped.roles["item.own"].value, wrapped.sent
+    ('private', ('item',))
+    """
+
+    def wrap(host: Algorithm) -> Algorithm:
+        own = f"{table}.own"
+        if getattr(host.model, "table", None) == table:
+            raise SettingsError(f"{table} is already read through a wrapper; additive would replace it")
+        model = AdditiveModel(host.model, table, own, init or host.specs[table].init)
+        return replace(
+            host,
+            model=model,
+            roles={**host.roles, own: Role.PRIVATE},
+            local=tuple(_beside(one, own) for one in host.local),
+            objective=AdditiveObjective(host.objective, table, own, apart, sparse, norm),
+        )
+
+    def _beside(one: Pass, own: str) -> Pass:
+        phases = []
+        for phase in one.phases:
+            moves = [
+                Move((own,), m.rate if own_rate is None else own_rate, m.rule) for m in phase.moves if table in m.names
+            ]
+            phases.append(Phase((*phase.moves, *moves)))
+        return replace(one, phases=tuple(phases))
+
+    return wrap

@@ -1,0 +1,228 @@
+"""Mixing a local item table with the frozen global one (after PLGC, 2025): any host, one weight per client.
+
+    item_j   = weight · local_j + (1 - weight) · global_j       global: as the server sent it, never trained
+    weight_u = T_local / (T_local + T_global)                   T: trace of the neural tangent kernel's head part
+    loss     = host's loss + beta · decorrelation
+
+This is built from the paper's abstract and from the work it seems to rest on (LG-Mix, RecDCL), not from its equations,
+which were not available. Ours are: one scalar per client, the trace over the client's positives without centring, the
+weight anew for every batch, the local table restarted every round, local against global rows as the two views, beta
+0.1 and gamma 0.01. All are switches. Numbers from this file must not be called PLGC's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
+from fedmosaic.algorithm.local import Context
+from fedmosaic.algorithm.objective import Objective, Prepare
+from fedmosaic.algorithm.parameters import UPLOADED, Axis, Init, Role, Spec, by_name
+from fedmosaic.algorithm.view import Batch, Model, View
+from fedmosaic.core.errors import SettingsError
+
+Form = Literal["local-global", "self"]
+TINY = 1e-12
+SPREAD = 1e-5  # added to column variances
+
+
+@dataclass(frozen=True)
+class MixedModel:
+    """A host that reads `table` as a mix of the local rows and those the server sent; `weight` none: as prepared."""
+
+    host: Model
+    table: str
+    weight: float | None
+
+    @property
+    def mix(self) -> str:
+        """The private parameter that holds the weight, and how many rounds it is a mean of."""
+        return f"{self.table}.mix"
+
+    def specs(self) -> tuple[Spec, ...]:
+        """The host's, and the weight."""
+        if self.weight is not None:
+            return self.host.specs()
+        return (*self.host.specs(), Spec(self.mix, Axis.WHOLE, (2,), Init("zero")))
+
+    def score(self, view: View, items: Tensor) -> Tensor:
+        """The host's score of mixed rows."""
+        return self.host.score(view.reading(self.table, self.rows), items)
+
+    def rows(self, view: View, items: Tensor) -> Tensor:
+        """weight · local + (1 - weight) · global."""
+        weight = view.whole(self.mix)[:, :1, None] if self.weight is None else self.weight
+        return weight * view.stored(self.table, items) + (1 - weight) * view.received(self.table, items)
+
+
+@dataclass(frozen=True)
+class NTKWeight:
+    """The local share of the kernels' traces, over a client's rows.
+
+    With a linear head the head's part of the kernel is the Gram matrix of the item rows, whose trace is the sum of
+    their squares. `exact` adds up the squared derivatives of every score by every score-side parameter instead.
+
+        local = c · global   ->   weight = c² / (1 + c²)
+    """
+
+    table: str
+    name: str
+    rows: Literal["positives", "examples", "all"] = "positives"
+    centred: bool = False
+    when: Literal["round", "epoch", "batch"] = "batch"
+    smooth: bool = False
+    clip: tuple[float, float] = (0.0, 1.0)
+    exact: bool = False
+
+    def __call__(self, model: Model, view: View, ctx: Context) -> Tensor:
+        """[clients, 2]: the weight, and the rounds it is a mean of."""
+        assert isinstance(model, MixedModel)
+        if self.exact:
+            traces = [self._derivatives(model, view, read) for read in (View.stored, View.received)]
+        else:
+            traces = [self._squares(read(view, self.table, view.batch.items), view.batch) for read in
+                      (View.stored, View.received)]  # fmt: skip
+        weight = (traces[0] / (traces[0] + traces[1] + TINY)).clamp(*self.clip)
+        past = view.whole(self.name)
+        count = past[:, 1] + 1
+        if self.smooth:
+            weight = past[:, 0] + (weight - past[:, 0]) / count
+        return torch.stack([weight, count], dim=1).detach()
+
+    def _squares(self, rows: Tensor, batch: Batch) -> Tensor:
+        real = batch.weight.unsqueeze(-1)
+        if self.centred:
+            rows = rows - (rows * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
+        return (rows.square() * real).sum((1, 2))
+
+    def _derivatives(self, model: MixedModel, view: View, read: object) -> Tensor:
+        """Every example as a client of its own: its derivatives are then its own too."""
+        batch = view.batch
+        clients, length = batch.items.shape
+        owner = torch.arange(clients).repeat_interleave(length)
+        specs = by_name(model.host.specs())
+        alone: dict[str, Tensor] = {}
+        for name, spec in specs.items():
+            if spec.axis is Axis.WHOLE:
+                alone[name] = view.params[name][owner].detach().requires_grad_()
+            elif spec.axis is Axis.USER:
+                users = batch.users.expand(clients, length).reshape(-1)
+                alone[name] = view.params[name][users].detach().requires_grad_()
+        tables = {n: v for n, v in view.params.items() if n not in alone}
+        if read is View.received:
+            tables[self.table] = view.given[self.table]
+        single = Batch(batch.items.reshape(-1, 1), torch.arange(owner.size(0))[:, None], batch.labels, batch.weight)
+        scores = model.host.score(View({**tables, **alone}, single, view.given), single.items)
+        slopes = torch.autograd.grad(scores.sum(), list(alone.values()))
+        squares = torch.stack([s.square().flatten(1).sum(1) for s in slopes]).sum(0).reshape(clients, length)
+        return (squares * batch.weight).sum(1)
+
+
+@dataclass(frozen=True)
+class Decorrelated:
+    """The host's loss plus beta · L, a Barlow-Twins-like term on the distinct items of a batch.
+
+        C = Zl' Zg / n       columns standardised        L = 1/d [ sum_k (1 - C_kk)² + gamma sum_{k≠m} C_km² ]
+
+    local-global: Zl local rows, Zg global rows. self: both are the mixed rows, so only the second sum acts.
+    """
+
+    host: Objective
+    table: str
+    beta: float
+    gamma: float
+    form: Form
+
+    def __call__(self, model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
+        """One loss per client; a batch with fewer than three distinct items adds nothing."""
+        assert isinstance(model, MixedModel)
+        loss = self.host(model, view, batch, ctx)
+        if self.form == "self":
+            one = other = model.rows(view, batch.items)
+        else:
+            one, other = view.stored(self.table, batch.items), view.received(self.table, batch.items)
+        return loss + self.beta * decorrelation(one, other, distinct(batch), self.gamma)
+
+
+def decorrelation(one: Tensor, other: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """L of two views of the same rows, [clients, length, width], over the rows of the mask; one value per client.
+
+    >>> z = torch.linalg.qr(torch.randn(1, 40, 4, generator=torch.Generator().manual_seed(0)))[0]
+    >>> z = torch.linalg.qr(z - z.mean(1, keepdim=True))[0]
+    >>> float(decorrelation(z, 3 * z + 1, torch.ones(1, 40), 1.0)) < 1e-4
+    True
+    """
+    count = mask.sum(1).clamp(min=1)[:, None, None]
+    left, right = _standard(one, mask, count), _standard(other, mask, count)
+    correlation = left.transpose(1, 2) @ right / count
+    diagonal = correlation.diagonal(dim1=1, dim2=2)
+    off = correlation.square().sum((1, 2)) - diagonal.square().sum(1)
+    value = ((1 - diagonal).square().sum(1) + gamma * off) / one.shape[-1]
+    return torch.where(mask.sum(1) < 3, torch.zeros_like(value), value)
+
+
+def _standard(rows: Tensor, mask: Tensor, count: Tensor) -> Tensor:
+    real = mask.unsqueeze(-1)
+    centred = (rows - (rows * real).sum(1, keepdim=True) / count) * real
+    return centred / (centred.square().sum(1, keepdim=True) / count + SPREAD).sqrt()
+
+
+def distinct(batch: Batch) -> Tensor:
+    """1 for the first example of each item of a client, 0 for repeats and padding."""
+    items = torch.where(batch.weight > 0, batch.items, -1)
+    ordered, order = items.sort(dim=1, stable=True)
+    first = torch.ones_like(ordered, dtype=batch.weight.dtype)
+    first[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).to(first.dtype)
+    return torch.zeros_like(first).scatter_(1, order, first * (ordered >= 0))
+
+
+def mixing(
+    weight: float | None = None,
+    *,
+    keep: bool = False,
+    beta: float = 0.1,
+    gamma: float = 0.01,
+    form: Form = "local-global",
+    rows: Literal["positives", "examples", "all"] = "positives",
+    centred: bool = False,
+    when: Literal["round", "epoch", "batch"] = "batch",
+    smooth: bool = False,
+    clip: tuple[float, float] = (0.0, 1.0),
+    exact: bool = False,
+    table: str = "item",
+) -> Wrapper:
+    """Wrap any host. `keep` lets the local table live on from round to round; else it restarts from the global one.
+
+    A fixed weight of 1 with a restart and beta 0 mixes nothing: the host itself.
+
+    >>> from fedmosaic.methods.registry import entry
+    >>> host = entry("pfedrec").build().algorithm
+    >>> mixing(1.0, beta=0.0)(host) is host, mixing()(host).sent
+    (True, ('item',))
+    """
+    if smooth and when != "round":
+        raise SettingsError("a weight smoothed over rounds is computed once a round: when=round")
+
+    def wrap(host: Algorithm) -> Algorithm:
+        if host.roles[table] not in UPLOADED:
+            raise SettingsError(f"mixing needs a table that the host sends; {table} is {host.roles[table].value}")
+        if getattr(host.model, "table", None) == table:
+            raise SettingsError(f"{table} is already read through a wrapper; mixing would replace it")
+        if weight == 1 and not keep and not beta:
+            return host
+        model = MixedModel(host.model, table, weight)
+        roles = {**host.roles, table: Role.KEPT if keep else Role.PERSONALISED}
+        prepare: Prepare | None = host.prepare
+        if weight is None:
+            roles[model.mix] = Role.PRIVATE
+            prepare = NTKWeight(table, model.mix, rows, centred, when, smooth, clip, exact)
+        objective = Decorrelated(host.objective, table, beta, gamma, form) if beta else host.objective
+        # tables that live on are not all equal at the start of a round: what is averaged is how they moved
+        upload = replace(host.upload, kind="delta") if keep and host.upload.kind == "value" else host.upload
+        return replace(host, model=model, roles=roles, prepare=prepare, objective=objective, upload=upload)
+
+    return wrap

@@ -1,1 +1,0 @@
-"""Reference recommenders that are functions of sums over clients: fast, strong, and exactly federated."""

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, files that are whole or absent, ragged arrays, keyed randomness, buffers."""

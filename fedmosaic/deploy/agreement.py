@@ -1,0 +1,102 @@
+"""What server and nodes agree on beforehand: method, settings, seed, catalogue, and how rounds are held."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedmosaic.algorithm.upload import SMALLEST_PAD
+from fedmosaic.core.errors import RunError, SettingsError
+from fedmosaic.core.files import digest_of, write_atomic
+from fedmosaic.data.vocab import Vocab
+from fedmosaic.engines.devices import Array
+from fedmosaic.engines.federation import Federation
+from fedmosaic.methods import registry
+
+FILE = "federation.toml"
+CATALOGUE = "items.parquet"
+
+
+class Pact(BaseModel):
+    """The agreement; the digest covers what must be the same everywhere."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str
+    method_settings: dict[str, Any] = Field(default_factory=dict)
+    seed: int = 0
+    items: str = Field(description="digest of the catalogue")
+    support: Literal["dense", "padded", "touched"] = Field(default="dense", description="which rows are sent")
+    own_draws: bool = Field(default=True, description="draws of a device are keyed by a secret of its own")
+    spare: float = Field(default=1.0, ge=1, description="so many times more clients are asked than are wanted")
+    least: int = Field(default=1, ge=1, description="a round with fewer clients does not count")
+    deadline: float = Field(default=120.0, gt=0, description="seconds until a round closes")
+    largest_norm: float | None = Field(default=None, gt=0, description="of what a client sends")
+    row_quota: int | None = Field(default=None, gt=0, description="item rows a client may send")
+
+    def digest(self) -> str:
+        """Name of the federation."""
+        shared = self.model_dump(include={"method", "method_settings", "seed", "items", "support"})
+        for loose in ("rounds", "participation"):  # may change on the way
+            shared["method_settings"].pop(loose, None)
+        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+    def build(self) -> Federation:
+        """The method, ready for local work and for the server's step."""
+        method = registry.entry(self.method).build(self.method_settings)
+        if not isinstance(method, Federation) or method.pooled:
+            raise SettingsError(f"{self.method} cannot be deployed: its rounds are not uploads that add up")
+        if self.support == "padded" and self.row_quota is not None and self.row_quota < SMALLEST_PAD:
+            raise SettingsError(f"padded uploads have {SMALLEST_PAD} rows at least; row_quota={self.row_quota} is less")
+        upload = replace(method.algorithm.upload, support=self.support)
+        return replace(method, algorithm=replace(method.algorithm, upload=upload))
+
+    def write(self, folder: Path) -> None:
+        """As federation.toml."""
+        write_atomic(folder / FILE, tomli_w.dumps(self.model_dump(exclude_none=True)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Pact:
+        """The agreement a folder holds."""
+        try:
+            return registry.validated(cls, tomllib.loads((folder / FILE).read_text()), str(folder / FILE))
+        except FileNotFoundError:
+            raise RunError(f"{folder} is no folder of a deployment: it holds no {FILE}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{folder / FILE} is not TOML: {error}") from None
+
+
+def write_catalogue(folder: Path, catalogue: pl.DataFrame) -> None:
+    """Item ids (and titles) in the order everybody numbers them."""
+    catalogue.write_parquet(folder / CATALOGUE)
+
+
+def read_catalogue(folder: Path, pact: Pact) -> tuple[Vocab, pl.DataFrame | None]:
+    """The agreed items, and their titles where known."""
+    try:
+        table = pl.read_parquet(folder / CATALOGUE)
+    except (FileNotFoundError, pl.exceptions.PolarsError) as error:
+        raise RunError(f"{folder} holds no readable catalogue: {error}") from None
+    if catalogue_digest(table) != pact.items:
+        raise RunError(f"{folder / CATALOGUE} is not the catalogue that was agreed on (items or their order differ)")
+    return Vocab(table["item"], "item"), table if "title" in table.columns else None
+
+
+def catalogue_digest(catalogue: pl.DataFrame) -> str:
+    """Digest of the ids in their order."""
+    text = "\n".join(str(i) for i in catalogue["item"].to_list())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def stamp_of(tensors: Mapping[str, Array]) -> str:
+    """Digest of parameters: two nodes with the same stamp hold the same numbers."""
+    return digest_of(tensors)[:16]

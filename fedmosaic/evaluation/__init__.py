@@ -1,0 +1,1 @@
+"""Evaluation: ranks of held-out items, metrics with intervals and tests, spectra of tables."""

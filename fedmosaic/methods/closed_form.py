@@ -1,0 +1,135 @@
+"""What a closed-form recommender is: statistics that add up over clients, and a solution on the server.
+
+    statistics(state, histories)  what a group of clients sends; a group of one is a device, a group of all is central
+    apply(state, total)           what the server makes of the sum
+
+Because statistics add, statistics(all) = sum of statistics(each): the central and the federated form are one function
+at two granularities, and a test holds them to it. A device's own history and what it derives from it (a user vector)
+never leave it; `scores` uses them on the device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+from scipy import sparse
+
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.evaluation.evaluate import Scorer
+from fedmosaic.training.method import RoundRecord, State
+
+Sum = dict[str, npt.NDArray[Any]]
+Scores = npt.NDArray[np.floating]
+
+CLIENTS_PER_CHUNK = 2048
+
+
+class ClosedForm(BaseModel, ABC):
+    """A frozen value: its settings are its fields. It is trained like every other method (`training.Method`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rounds: int = Field(default=1, ge=1, le=1, description="how many times the clients are asked: one sum is enough")
+
+    @abstractmethod
+    def init(self, n_items: int, seed: int) -> State:
+        """Server state before the first round."""
+
+    @abstractmethod
+    def statistics(self, state: State, histories: sparse.csr_array) -> Sum:
+        """Additive statistics of a group of clients, one row of `histories` each."""
+
+    @abstractmethod
+    def apply(self, state: State, total: Sum) -> State:
+        """Server state after a round."""
+
+    @abstractmethod
+    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+        """Scores of all items for each history; computed on the device."""
+
+    @abstractmethod
+    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+        """One row per item; items with a high cosine are alike."""
+
+    def start(self, data: TrainingSet, seed: int) -> State:
+        """State before round 1."""
+        return self.init(data.n_items, seed)
+
+    def advance(
+        self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
+    ) -> tuple[State, RoundRecord, None]:
+        """Ask every client once, sum, solve."""
+        histories = data.histories.to_csr(data.n_items)
+        up, down = self.traffic(data.n_items)
+        record = RoundRecord(clients=len(data.histories), bytes_up=up, bytes_down=down)
+        return self.apply(state, total(self, state, histories)), record, None
+
+    def scorer(self, data: TrainingSet, state: State) -> Scorer:
+        """Answers from the users' histories."""
+        return HistoryScorer(self, state, data)
+
+    def traffic(self, n_items: int) -> tuple[int, int]:
+        """Bytes a client sends and receives in a round, dense: one size for all; only a secure sum hides content."""
+        one = sparse.csr_array((1, n_items), dtype=np.float32)
+        state = self.init(n_items, 0)
+        up = sum(a.nbytes for a in self.statistics(state, one).values())
+        return up, sum(a.nbytes for a in state.values())
+
+
+def total(
+    form: ClosedForm, state: State, histories: sparse.csr_array, clients_per_chunk: int = CLIENTS_PER_CHUNK
+) -> Sum:
+    """The sum of all clients' statistics, taken in chunks."""
+    result: Sum = {}
+    for chunk in _chunks(histories, clients_per_chunk):
+        for name, value in form.statistics(state, chunk).items():
+            result[name] = result[name] + value if name in result else value
+    return result
+
+
+def fit(form: ClosedForm, histories: sparse.csr_array, *, seed: int = 0, clients_per_chunk: int | None = None) -> State:
+    """All rounds: central with one chunk of everybody (the default), per device with chunks of one.
+
+    >>> from fedmosaic.methods.popularity import Popularity
+    >>> from fedmosaic.core.ragged import Ragged
+    >>> fit(Popularity(), Ragged.from_rows([[0, 1], [1]]).to_csr(3))["count"].tolist()
+    [1.0, 2.0, 0.0]
+    """
+    state = form.init(histories.shape[1], seed)
+    for _ in range(form.rounds):
+        state = form.apply(state, total(form, state, histories, clients_per_chunk or histories.shape[0]))
+    return state
+
+
+class HistoryScorer:
+    """Answers for users by their position, from their training histories."""
+
+    def __init__(self, form: ClosedForm, state: State, data: TrainingSet) -> None:
+        self.form, self.state, self.data = form, state, data
+
+    def scores(self, users: npt.NDArray[np.int64]) -> Scores:
+        """Scores of the whole catalogue for some users."""
+        return self.form.scores(self.state, self.data.histories.take(users).to_csr(self.data.n_items))
+
+
+def gram(histories: sparse.csr_array) -> npt.NDArray[np.float64]:
+    """Co-occurrence counts R'R of a group of clients; exact integers in float64."""
+    m = histories.shape[1]
+    if histories.nnz > 0.01 * histories.shape[0] * m:  # dense enough that BLAS beats the sparse product
+        dense = histories.toarray()
+        return np.asarray(dense.T @ dense, dtype=np.float64)
+    return np.asarray((histories.T @ histories).toarray(), dtype=np.float64)
+
+
+def _chunks(histories: sparse.csr_array, size: int) -> Iterator[sparse.csr_array]:
+    if size >= histories.shape[0]:
+        yield histories
+        return
+    for begin in range(0, histories.shape[0], size):
+        yield histories[begin : begin + size]

@@ -1,0 +1,51 @@
+"""EASE (Steck, WWW 2019): a linear item-item model in closed form, from the summed Gram matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+from scipy import linalg, sparse
+
+from fedmosaic.core.errors import SettingsError
+from fedmosaic.methods.closed_form import ClosedForm, Scores, Sum, gram
+from fedmosaic.training.method import State
+
+MAX_ITEMS = 30_000
+
+
+class EASE(ClosedForm):
+    """score(u, ·) = r_u B,  B = I - P diag(1 / P),  P = (R'R + lam I)^-1, diagonal of B zero."""
+
+    lam: float = Field(default=500.0, gt=0, description="ridge penalty")
+
+    def init(self, n_items: int, seed: int) -> State:
+        """Zero weights."""
+        if n_items > MAX_ITEMS:
+            raise SettingsError(
+                f"EASE inverts an items x items matrix; {n_items:,} items would need "
+                f"{8 * n_items**2 / 2**30:.0f} GiB (limit {MAX_ITEMS:,} items). Use ials instead"
+            )
+        return {"weights": np.zeros((n_items, n_items), dtype=np.float32)}
+
+    def statistics(self, state: State, histories: sparse.csr_array) -> Sum:
+        """Co-occurrence counts of a group of clients."""
+        return {"gram": gram(histories)}
+
+    def apply(self, state: State, total: Sum) -> State:
+        """One inversion (Cholesky)."""
+        g = total["gram"].copy()
+        g[np.diag_indices_from(g)] += self.lam
+        p = linalg.cho_solve(linalg.cho_factor(g, lower=True, overwrite_a=True), np.eye(g.shape[0]), overwrite_b=True)
+        weights = (-p / np.diag(p)).astype(np.float32)
+        np.fill_diagonal(weights, 0)
+        return {"weights": weights}
+
+    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+        """The user's row times the weights."""
+        return np.asarray(histories @ state["weights"])
+
+    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+        """How each item is predicted from the others."""
+        columns: npt.NDArray[np.floating] = state["weights"].T
+        return columns

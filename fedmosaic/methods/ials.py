@@ -1,0 +1,96 @@
+"""iALS (Hu et al. 2008; Rendle et al. 2021): implicit alternating least squares from summed sufficient statistics.
+
+    minimise  sum over observed (u, j) of (x_u·y_j - 1)^2  +  w0 · sum over all (u, j) of (x_u·y_j)^2
+              + sum_u reg_u |x_u|^2 + sum_j reg_j |y_j|^2,      reg_u = reg · (|S_u| + w0 · items)^nu
+
+Per round a device receives Y, solves its own x_u, and sends x_u x_u' and x_u for its items; the server solves each
+y_j from the sums. The vector x_u is recomputed from the history whenever it is needed, and never leaves the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+from scipy import sparse
+
+from fedmosaic.core import keys
+from fedmosaic.methods.closed_form import ClosedForm, Scores, Sum
+from fedmosaic.training.method import State
+
+F64 = npt.NDArray[np.float64]
+
+
+class IALS(ClosedForm):
+    """Matrix factorisation whose every step is a least-squares solution."""
+
+    dim: int = Field(default=32, ge=1, description="width of the vectors")
+    w0: float = Field(default=0.1, gt=0, description="weight of unobserved pairs")
+    reg: float = Field(default=4.0, gt=0, description="regularisation")
+    nu: float = Field(default=0.0, ge=0, description="how regularisation grows with the amount of data")
+    rounds: int = Field(default=10, ge=1, description="passes over users and items")
+
+    def init(self, n_items: int, seed: int) -> State:
+        """Small random item vectors."""
+        rng = keys.generator(seed=seed, purpose=keys.Purpose.INIT)
+        return {"item": rng.normal(0, 0.1 / np.sqrt(self.dim), (n_items, self.dim)), "users": np.zeros(1)}
+
+    def statistics(self, state: State, histories: sparse.csr_array) -> Sum:
+        """Per item: sum of x x' (upper triangle) and of x over the clients that hold it; once: sum of all x x'."""
+        x = self.user_vectors(state["item"], histories)
+        upper = np.triu_indices(self.dim)
+        outer = x[:, upper[0]] * x[:, upper[1]]
+        holds = histories.T.astype(np.float64).tocsr()
+        return {
+            "outer": np.asarray(holds @ outer),
+            "vector": np.asarray(holds @ x),
+            "all": outer.sum(axis=0),
+            "count": np.asarray(histories.sum(axis=0), dtype=np.float64).ravel(),
+            "users": np.array([float(histories.shape[0])]),
+        }
+
+    def apply(self, state: State, total: Sum) -> State:
+        """Solve every item."""
+        reg = self.reg * (total["count"] + self.w0 * total["users"][0]) ** self.nu
+        everything = self._square(total["all"][None])[0] * self.w0
+        item = np.empty_like(state["item"])
+        for part in _slices(item.shape[0]):
+            matrix = self._square(total["outer"][part]) + everything
+            matrix[:, np.arange(self.dim), np.arange(self.dim)] += reg[part, None]
+            item[part] = np.linalg.solve(matrix, total["vector"][part, :, None])[:, :, 0]
+        return {"item": item, "users": total["users"]}
+
+    def user_vectors(self, item: F64, histories: sparse.csr_array) -> F64:
+        """x_u = (sum over own items of y y' + w0 Y'Y + reg_u I)^-1 sum over own items of y."""
+        base = self.w0 * (item.T @ item)
+        held = np.diff(histories.indptr)
+        reg = self.reg * (held + self.w0 * item.shape[0]) ** self.nu
+        upper = np.triu_indices(self.dim)
+        outer = item[:, upper[0]] * item[:, upper[1]]
+        binary = histories.astype(np.float64)
+        right = np.asarray(binary @ item)
+        x = np.empty((histories.shape[0], self.dim))
+        for part in _slices(x.shape[0]):
+            matrix = self._square(np.asarray(binary[part] @ outer)) + base
+            matrix[:, np.arange(self.dim), np.arange(self.dim)] += reg[part, None]
+            x[part] = np.linalg.solve(matrix, right[part, :, None])[:, :, 0]
+        return x
+
+    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+        """x_u · y_j for all items."""
+        return self.user_vectors(state["item"], histories) @ state["item"].T
+
+    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+        """The item table."""
+        return state["item"]
+
+    def _square(self, triangle: F64) -> F64:
+        upper = np.triu_indices(self.dim)
+        full = np.empty((triangle.shape[0], self.dim, self.dim))
+        full[:, upper[0], upper[1]] = triangle
+        full[:, upper[1], upper[0]] = triangle
+        return full
+
+
+def _slices(n: int, size: int = 4096) -> list[slice]:
+    return [slice(i, i + size) for i in range(0, n, size)]

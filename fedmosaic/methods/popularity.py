@@ -1,0 +1,35 @@
+"""Popularity: the sum of the clients' item indicators. The row that every table needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from fedmosaic.methods.closed_form import ClosedForm, Scores, Sum
+from fedmosaic.training.method import State
+
+
+class Popularity(ClosedForm):
+    """score(j) = number of users with item j in their history."""
+
+    def init(self, n_items: int, seed: int) -> State:
+        """Zero counts."""
+        return {"count": np.zeros(n_items)}
+
+    def statistics(self, state: State, histories: sparse.csr_array) -> Sum:
+        """Item counts of a group of clients."""
+        return {"count": np.asarray(histories.sum(axis=0), dtype=np.float64).ravel()}
+
+    def apply(self, state: State, total: Sum) -> State:
+        """The counts are the model."""
+        return {"count": total["count"]}
+
+    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+        """The same list for everybody."""
+        return np.broadcast_to(state["count"], (histories.shape[0], state["count"].size))
+
+    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+        """One number per item: only popularity is known."""
+        counts: npt.NDArray[np.floating] = state["count"][:, None]
+        return counts

@@ -1,1 +1,0 @@
-"""Personalisation: wrappers, Algorithm -> Algorithm."""

@@ -1,0 +1,1 @@
+"""Reproduction: cards of the papers' claims, their drawings, the page of results."""

@@ -1,0 +1,281 @@
+"""A run: data, split, rounds, selection on validation, one look at the test, and a folder that holds it all.
+
+    config.toml      the settings; `fedmosaic run --config` on it repeats the run
+    env.json         versions and machine
+    catalogue/       ids, titles, histories
+    checkpoint/      latest, previous and best state; each file whole or absent
+    metrics.jsonl    one line per round
+    ranks.safetensors, summary.json    written last: a folder with a summary is finished
+
+A killed run resumes to the same bytes: randomness is keyed, so rounds after a checkpoint do not depend on the past
+process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedmosaic.methods.closed_form import fit
+from fedmosaic.methods.popularity import Popularity
+from fedmosaic.runs.settings import Settings
+from fedmosaic.data.negatives import Candidates, draw_candidates
+from fedmosaic.data.split import Part, Split
+from fedmosaic.core.errors import RunError, ScoreError, SettingsError
+from fedmosaic.evaluation.evaluate import Evaluation, evaluate, make_probe, rank_probe
+from fedmosaic.runs.run_folder import Meter, Position, RunFolder, peak_megabytes
+from fedmosaic.evaluation.metrics import Ranks, bootstrap
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.serving.recommender import save_catalogue, training_set
+from fedmosaic.engines.distributed import Team
+from fedmosaic.engines.federation import Federation
+from fedmosaic.evaluation.spectrum import table_summary
+from fedmosaic.core.files import load_tensors, read_json, save_tensors, write_json
+from fedmosaic.training.method import Method, Progress, State, Step, train
+from fedmosaic.data.training_set import TrainingSet
+
+CHECKPOINT_SECONDS = 2.0
+CHECKPOINT_SHARE = 0.1  # of a run's time that storing states may take
+WIDEST = 1024  # tables of wider rows (item-item models) have no spectrum worth its price
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What a run trains on and is judged by."""
+
+    split: Split
+    candidates: Candidates
+    data: TrainingSet
+    probe: Ragged  # validation items and their candidates
+
+    @classmethod
+    def of(cls, settings: Settings, split: Split) -> Setup:
+        """Candidates, training set and probe of a split, as the settings have them."""
+        candidates = draw_candidates(split, settings.candidates, seed=settings.candidate_seed)
+        data = training_set(split, settings.pool, candidates)
+        return cls(split, candidates, data, make_probe(split, "validation", candidates))
+
+    @property
+    def selects(self) -> bool:
+        """Whether there is anything to select on; if not, the last round is taken."""
+        return self.split.validation.values.size > 0
+
+    def validation(self, method: Method, step: Step, *, full: bool) -> dict[str, dict[str, float]]:
+        """1 + n metrics from the round's own answers where it gave them; the full ranking where it is asked for."""
+        ranks: dict[str, Ranks] = {}
+        if step.answers is not None:
+            ranks["sampled"] = rank_probe(step.answers, self.probe, self.split.validation)
+        if full or step.answers is None:
+            scorer = method.scorer(self.data, step.state)
+            found = evaluate(scorer, self.split, "validation", self.candidates, top_k=0)
+            assert found.sampled is not None
+            ranks |= {"sampled": found.sampled, "full": found.full}
+        return {name: {"hr@10": r.mean("hr", 10), "ndcg@10": r.mean("ndcg", 10)} for name, r in ranks.items()}
+
+
+def default_place(settings: Settings, parent: str | Path = "runs") -> Path:
+    """Content-addressed: equal settings share a folder."""
+    dataset = Path(settings.dataset).name.split(".")[0]
+    return Path(parent) / f"{settings.method}-{dataset}-{settings.pool}-s{settings.seed}-{settings.key()}"
+
+
+def start(
+    settings: Settings,
+    place: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    team: Team | None = None,
+) -> dict[str, Any]:
+    """Run from the beginning and return the summary; an interruption costs at most `checkpoint_seconds` of work."""
+    method = settings.build()  # a wrong setting is refused before anything is written
+    if team is not None:
+        assert isinstance(method, Federation)
+        method = replace(method, team=team)
+    data = settings.load_data(data_dir)
+    split = settings.split_data(data)
+    folder = RunFolder.create(Path(place), settings, data_dir, data.digest())
+    return _execute(folder, settings, method, split, progress, checkpoint_seconds)
+
+
+def resume(
+    place: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> dict[str, Any]:
+    """Continue a run that was interrupted; a finished one is returned as it is."""
+    folder = RunFolder.open(place)
+    if folder.finished:
+        return folder.summary()
+    settings = folder.settings()
+    data = settings.load_data(data_dir or read_json(folder.place / "env.json").get("data_dir"))
+    if folder.data != data.digest():
+        raise RunError(f"{place} was begun on other data (the digests differ); start a new run")
+    split = settings.split_data(data)
+    return _execute(folder, settings, settings.build(), split, progress, checkpoint_seconds)
+
+
+def _execute(
+    folder: RunFolder,
+    settings: Settings,
+    method: Method,
+    split: Split,
+    progress: Progress | None,
+    checkpoint_seconds: float,
+) -> dict[str, Any]:
+    setup, known = Setup.of(settings, split), split.interactions
+    save_catalogue(folder.place / "catalogue", known.users, known.items, known.info, setup.data)
+    for position, line in _rounds(folder, settings, method, setup, checkpoint_seconds):
+        if progress is not None:
+            progress(position.round, method.rounds, line)
+    best, at = folder.load_state("best")
+    parts: list[Part] = ["validation", "test"] if setup.selects else ["test"]
+    scorer = method.scorer(setup.data, best)
+    evaluations = {part: evaluate(scorer, split, part, setup.candidates) for part in parts}
+    _save_ranks(folder, evaluations["test"])
+    summary = _summary(folder, settings, split, setup.candidates, evaluations, at) | _table(method, best)
+    write_json(folder.place / "summary.json", summary)
+    return summary
+
+
+def _rounds(
+    folder: RunFolder,
+    settings: Settings,
+    method: Method,
+    setup: Setup,
+    checkpoint_seconds: float,
+) -> Iterator[tuple[Position, dict[str, Any]]]:
+    """Train from the last whole checkpoint on; evaluate and record every round, store the state now and then."""
+    try:
+        state, position = folder.load_state("latest", "previous")
+        folder.load_state("best")  # without it the selection would be lost
+    except RunError:
+        state, position = None, Position()
+    protocol, metric = settings.select.split(":")
+    best: tuple[State, Position] | None = None  # not yet stored
+    stored = clock = Meter.now()
+    pause = 0.0
+    with folder.open_metrics(position.round) as metrics:
+        steps = train(method, setup.data, settings.seed, state=state, done=position.round, probe=setup.probe)
+        while (step := _next(steps, position)) is not None:
+            line: dict[str, Any] = {"round": step.round, **vars(step.record)}
+            last = step.round == method.rounds
+            value = position.best_value
+            if setup.selects and (step.round % settings.evaluate_every == 0 or last):
+                line["validation"] = setup.validation(method, step, full=protocol == "full")
+                value = line["validation"][protocol][metric]
+            wall, cpu = Meter.now().since(clock)
+            clock = Meter.now()
+            judged = "validation" in line
+            better = value >= position.best_value if judged else last and not setup.selects  # ties: the later
+            position = position.after(step, value if better else None, wall, cpu)
+            line["seconds"] = round(wall, 4)
+            metrics.write(json.dumps(line) + "\n")
+            if better:
+                best = (step.state, position)
+            if last or clock.wall - stored.wall >= max(checkpoint_seconds, pause):
+                metrics.flush()
+                if best is not None:
+                    folder.save_state("best", *best)
+                folder.save_state("latest", step.state, position)
+                best, stored = None, Meter.now()
+                pause = (stored.wall - clock.wall) / CHECKPOINT_SHARE  # large states are stored less often
+            yield position, line
+
+
+def _next(steps: Iterator[Step], position: Position) -> Step | None:
+    """The next round, none after the last; a round that fails says how to keep the ones before it."""
+    try:
+        return next(steps, None)
+    except ScoreError as error:
+        if not position.round:
+            raise
+        said = (
+            f"{error} (in round {position.round + 1}; with rounds={position.round} the run ends before, its best kept)"
+        )
+        raise ScoreError(said) from None
+
+
+def _summary(
+    folder: RunFolder,
+    settings: Settings,
+    split: Split,
+    candidates: Candidates,
+    evaluations: dict[Part, Evaluation],
+    at: Position,
+) -> dict[str, Any]:
+    _, last = folder.load_state("latest", "previous")
+    test = evaluations["test"]
+    assert test.sampled is not None
+    return {
+        "method": settings.method,
+        "dataset": settings.dataset,
+        "pool": settings.pool,
+        "seed": settings.seed,
+        "rounds": last.round,
+        "best_round": at.round,
+        "protocol": settings.protocol(split.rule, candidates.short),
+        "candidates": settings.candidates,
+        **{str(part): found.summary() for part, found in evaluations.items()},
+        "interval": {
+            name: vars(bootstrap(ranks.per_user("hr", 10)))
+            for name, ranks in (("sampled", test.sampled), ("full", test.full))
+        },
+        "reference": _references(split, candidates, test),
+        "counts": {"users": split.n_users, "items": split.n_items, "evaluated": int(test.full.users.size)}
+        | dict(split.counts)
+        | ({"users with fewer candidates than wanted": candidates.short} if candidates.short else {}),
+        "cost": {
+            "seconds": round(last.seconds, 3),
+            "cpu_seconds": round(last.cpu_seconds, 3),
+            "peak_mb": round(peak_megabytes(), 1),
+            "bytes_up": last.bytes_up // max(last.round, 1),
+            "bytes_down": last.bytes_down // max(last.round, 1),
+        },
+        "run": str(folder.place),
+    }
+
+
+def _table(method: Method, state: State) -> dict[str, Any]:
+    """What the common item table is like, where there is one of vectors."""
+    try:
+        vectors = method.vectors(state)
+    except SettingsError:
+        return {}
+    return {"table": table_summary(vectors)} if vectors.shape[1] <= WIDEST else {}
+
+
+def _references(split: Split, candidates: Candidates, test: Evaluation) -> dict[str, Any]:
+    """Rows that stand beside every number: chance and popularity."""
+    assert test.sampled is not None
+    form = Popularity()
+    data = TrainingSet(split.train, split.train, split.n_items)
+    state = fit(form, split.train.to_csr(split.n_items))
+    popular = evaluate(form.scorer(data, state), split, "test", candidates)
+    assert popular.sampled is not None
+    return {
+        "chance": {"sampled": test.sampled.chance().table(), "full": test.full.chance().table()},
+        "popularity": {"sampled": popular.sampled.table(), "full": popular.full.table()},
+    }
+
+
+def _save_ranks(folder: RunFolder, test: Evaluation) -> None:
+    """Per-user results, for intervals and paired tests later."""
+    parts = {"full": test.full, "sampled": test.sampled}
+    names = ("user", "item", "above", "tied", "candidates")
+    save_tensors(
+        folder.place / "ranks.safetensors",
+        {f"{p}.{n}": getattr(ranks, n) for p, ranks in parts.items() if ranks is not None for n in names},
+    )
+
+
+def load_ranks(place: str | Path, protocol: str = "full") -> Ranks:
+    """Per-user test results of a finished run."""
+    tensors, _ = load_tensors(Path(place) / "ranks.safetensors")
+    return Ranks(*(tensors[f"{protocol}.{n}"] for n in ("user", "item", "above", "tied", "candidates")))

@@ -1,0 +1,211 @@
+"""The run folder: paths, atomic reads and writes, how far a run has come, and on which machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from fedmosaic.runs.settings import Settings
+from fedmosaic.core.errors import RunError
+from fedmosaic.serving.recommender import FederatedRecommender, load_catalogue
+from fedmosaic.core.files import load_tensors, read_json, read_lines, save_tensors, write_atomic, write_json
+from fedmosaic.training.method import State, Step
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Wall and processor time of a process so far."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Meter:
+        """Read the clocks."""
+        times = os.times()
+        return cls(time.perf_counter(), times.user + times.system)
+
+    def since(self, start: Meter) -> tuple[float, float]:
+        """Seconds between two readings."""
+        return self.wall - start.wall, self.cpu - start.cpu
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come."""
+
+    round: int = 0
+    best_round: int = 0
+    best_value: float = -1.0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def after(self, step: Step, new_best: float | None, seconds: float, cpu_seconds: float) -> Position:
+        """The position after one more round."""
+        return Position(
+            round=step.round,
+            best_round=self.best_round if new_best is None else step.round,
+            best_value=self.best_value if new_best is None else new_best,
+            seconds=self.seconds + seconds,
+            cpu_seconds=self.cpu_seconds + cpu_seconds,
+            bytes_up=self.bytes_up + step.record.bytes_up,
+            bytes_down=self.bytes_down + step.record.bytes_down,
+        )
+
+
+class RunFolder:
+    """Paths and atomic reads and writes of one run."""
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = Path(place)
+
+    @classmethod
+    def open(cls, place: str | Path) -> RunFolder:
+        """An existing run."""
+        folder = cls(place)
+        if not (folder.place / "config.toml").is_file():
+            raise RunError(
+                f"{place} is not a run folder (it has no config.toml); `fedmosaic run ... --out DIR` makes one"
+            )
+        return folder
+
+    @classmethod
+    def create(cls, place: Path, settings: Settings, data_dir: str | Path | None, data: str) -> RunFolder:
+        """A new run; an old one in the same place must have the same settings, and is started over."""
+        folder = cls(place)
+        if place.exists() and not place.is_dir():
+            raise RunError(f"{place} exists and is not a folder; choose another --out")
+        strangers = [p.name for p in place.iterdir() if not p.name.startswith(".")] if place.is_dir() else []
+        if strangers not in ([], ["env.json"]):  # empty, or killed before the settings were written
+            if not (place / "config.toml").is_file():
+                raise RunError(f"{place} exists and is not a run folder; choose another --out")
+            if folder.settings().key() != settings.key():
+                raise RunError(f"{place} holds a run with other settings; choose another --out or remove it")
+            states = (f"checkpoint/{name}.safetensors" for name in ("latest", "previous", "best"))
+            for old in ("summary.json", "metrics.jsonl", "ranks.safetensors", *states):
+                (place / old).unlink(missing_ok=True)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot create {place}: {error.strerror}") from None
+        where = None if data_dir is None else str(Path(data_dir).resolve())
+        write_json(place / "env.json", environment() | {"data_dir": where, "data": data})
+        write_atomic(place / "config.toml", settings.to_toml())
+        return folder
+
+    def settings(self) -> Settings:
+        """The settings this run was started with."""
+        path = self.place / "config.toml"
+        if not path.is_file():
+            raise RunError(f"{path} is missing")
+        return Settings.from_toml(path.read_text(), path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the summary has been written."""
+        return (self.place / "summary.json").is_file()
+
+    @property
+    def trained(self) -> bool:
+        """Whether the run is finished and its selected state is still there."""
+        return self.finished and (self.place / "checkpoint" / "best.safetensors").is_file()
+
+    @property
+    def started(self) -> bool:
+        """Whether there are settings to continue with."""
+        return (self.place / "config.toml").is_file()
+
+    @property
+    def data(self) -> str | None:
+        """Digest of the interactions this run was begun on."""
+        found: str | None = read_json(self.place / "env.json").get("data")
+        return found
+
+    def trim(self, largest: int | None = None) -> None:
+        """Drop states a finished run does not need: those for resuming, and one over `largest` bytes."""
+        checkpoint = self.place / "checkpoint"
+        for name in ("latest", "previous"):
+            (checkpoint / f"{name}.safetensors").unlink(missing_ok=True)
+        best = checkpoint / "best.safetensors"
+        if largest is not None and best.is_file() and best.stat().st_size > largest:
+            best.unlink()
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of a finished run."""
+        if not self.finished:
+            raise RunError(f"{self.place} is not finished; `fedmosaic resume {self.place}` continues it")
+        result: dict[str, Any] = read_json(self.place / "summary.json")
+        return result
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One mapping per round."""
+        return read_lines(self.place / "metrics.jsonl")
+
+    def open_metrics(self, done: int) -> TextIO:
+        """Continue metrics.jsonl after a round, dropping lines of rounds that will be run again."""
+        path = self.place / "metrics.jsonl"
+        kept = [line for line in self.metrics() if line["round"] <= done]
+        write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
+        return path.open("a")
+
+    def save_state(self, name: str, state: State, position: Position) -> None:
+        """Write a state; the latest one is kept twice, so that a damaged file costs a round and not the run."""
+        path = self.place / "checkpoint" / f"{name}.safetensors"
+        if name == "latest" and path.is_file():
+            path.replace(path.with_name("previous.safetensors"))
+        save_tensors(path, state, vars(position))
+
+    def load_state(self, *names: str) -> tuple[State, Position]:
+        """The first of the named states that is whole."""
+        reasons = []
+        for name in names:
+            try:
+                state, position = load_tensors(self.place / "checkpoint" / f"{name}.safetensors")
+                return state, Position(**position)
+            except RunError as error:
+                reasons.append(str(error))
+        raise RunError("no usable checkpoint: " + "; ".join(reasons))
+
+    def recommender(self) -> FederatedRecommender:
+        """The selected model of this run, ready to answer."""
+        settings = self.settings()
+        state, _ = self.load_state("best", "latest", "previous")
+        model = FederatedRecommender(
+            settings.method, seed=settings.seed, pool=settings.pool, **settings.method_settings
+        )
+        model.split_ = None
+        return model.restore(*load_catalogue(self.place / "catalogue"), state)
+
+
+def peak_megabytes() -> float:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20) if sys.platform == "darwin" else peak / (1 << 10)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, as a bug report needs them."""
+    names = ("fedmosaic", "numpy", "scipy", "numba", "polars", "pydantic", "safetensors", "torch", "flwr")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processors": os.cpu_count(),
+        "byte_order": sys.byteorder,
+        "packages": versions,
+    }

@@ -1,0 +1,213 @@
+"""Settings of a run: one flat table, refused when unknown, written to a file that reruns it.
+
+`key=value`, options and the file are the same settings; values given on the line win over the file, the file over the
+method's defaults.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedmosaic.methods import registry
+from fedmosaic.data import sources
+from fedmosaic.data.interactions import Interactions
+from fedmosaic.data.negatives import Pool
+from fedmosaic.data.split import Split, Ties, leave_one_out, ratio_split, time_split
+from fedmosaic.core.errors import DataError, SettingsError, UnknownNameError
+from fedmosaic.training.method import Method
+
+FILE_ENDINGS = (".csv", ".tsv", ".txt", ".dat", ".inter", ".parquet")
+
+
+class Settings(BaseModel):
+    """Everything that decides a run's numbers, and nothing else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str
+    dataset: str = Field(description="a name of the catalogue, or the path of a file")
+    seed: int = Field(default=0, ge=0)
+    pool: Pool = Field(default="strict", description="which items may be training negatives")
+    # own files
+    user: str | int = "user"
+    item: str | int = "item"
+    rating: str | int | None = None
+    time: str | int | None = None
+    separator: str | None = None
+    header: bool = True
+    encoding: str = "utf-8"
+    titles: str | None = Field(default=None, description="a CSV file with columns item and title")
+    min_rating: float | None = None
+    min_user_rows: int = Field(default=1, ge=1)
+    lenient: bool = False
+    # the synthetic set
+    users: int = Field(default=2000, ge=1)
+    items: int = Field(default=1000, ge=4)
+    per_user: int = Field(default=20, ge=1)
+    # split and evaluation
+    split: Literal["leave-one-out", "last-out", "time", "ratio"] = Field(
+        default="leave-one-out", description="last-out holds out no validation: the last round is reported"
+    )
+    ties: Ties = Field(default="hash", description="order of events at the same time; file = as papers")
+    straddle: bool = Field(default=False, description="leave training rows of held-out pairs in (a leak)")
+    validation_share: float = Field(default=0.1, ge=0, lt=1)
+    test_share: float = Field(default=0.1, gt=0, lt=1)
+    candidates: int = Field(default=99, ge=1, description="sampled items beside each held-out one")
+    candidate_seed: int = Field(default=0, ge=0)
+    select: Literal["sampled:hr@10", "sampled:ndcg@10", "full:hr@10", "full:ndcg@10"] = "sampled:hr@10"
+    evaluate_every: int = Field(default=1, ge=1, description="rounds between evaluations on validation")
+    method_settings: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def make(cls, method: str, dataset: str, given: Mapping[str, Any] | None = None) -> Settings:
+        """Settings from a flat mapping: each key goes to the run or to the method, whichever knows it.
+
+        >>> Settings.make("ease", "ml-100k", {"pool": "legacy", "lam": "200"}).method_settings
+        {'lam': 200.0}
+        """
+        entry = registry.entry(method)
+        own = {k: v for k, v in (given or {}).items() if k in cls.model_fields and k != "method_settings"}
+        rest = dict((given or {}).get("method_settings", {}))
+        rest |= {k: v for k, v in (given or {}).items() if k not in cls.model_fields}
+        for key in rest:
+            if key not in entry.settings.model_fields:
+                known = [f for f in cls.model_fields if f != "method_settings"] + list(entry.settings.model_fields)
+                raise UnknownNameError("setting", key, known, f"`fedmosaic describe {method}` explains them")
+        chosen = registry.validated(entry.settings, rest, f"method {method}")
+        # none is every optional setting's default, and TOML cannot say it
+        typed = {k: v for k, v in chosen.model_dump().items() if k in rest and v is not None}
+        return registry.validated(cls, own | {"method": method, "dataset": dataset, "method_settings": typed}, "the run")
+
+    def build(self) -> Method:
+        """The method these settings describe."""
+        method: Method = registry.entry(self.method).build(self.method_settings)
+        return method
+
+    def load_data(self, data_dir: str | Path | None = None) -> Interactions:
+        """The data set these settings name."""
+        path = Path(self.dataset)
+        if path.suffix in FILE_ENDINGS or path.name.endswith(".gz") or path.exists():
+            return self._load_file(path)
+        if self.dataset == "synthetic":
+            return sources.load("synthetic", users=self.users, items=self.items, per_user=self.per_user)
+        return sources.load(self.dataset, data_dir)
+
+    def split_data(self, data: Interactions) -> Split:
+        """The split these settings describe."""
+        if self.split in ("leave-one-out", "last-out"):
+            return leave_one_out(data, ties=self.ties, straddle=self.straddle, validation=self.split == "leave-one-out")
+        validation, test = self.validation_share, self.test_share
+        if self.split == "time":
+            return time_split(data, validation=validation, test=test)
+        return ratio_split(data, validation=validation, test=test, ties=self.ties)
+
+    def protocol(self, rule: str, short: int = 0) -> str:
+        """One line that belongs beside every number; `rule` is the split's own description.
+
+        `short` users have fewer unseen items than candidates are wanted, so chance is higher for them.
+        """
+        straddle = ", repeats straddle the split (leak)" if self.straddle else ""
+        leak = {"strict": "", "legacy": " (leaks the held-out item)", "isolated": " (peeks)"}[self.pool]
+        selection = "last round" if self.split == "last-out" else f"selected on validation {self.select}"
+        drawn = f"sampled = 1 + {self.candidates}" + (f" (fewer for {short:,} users)" if short else "")
+        return f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; {drawn}; {selection}"
+
+    def key(self) -> str:
+        """Content address: equal settings, given or by default, equal key; a default that changes makes another run.
+
+        >>> Settings.make("fedmf", "ml-100k", {"dim": 32}).key() == Settings.make("fedmf", "ml-100k").key()
+        True
+        """
+        whole = registry.validated(registry.entry(self.method).settings, self.method_settings, f"method {self.method}")
+        text = json.dumps({**self.model_dump(), "method_settings": whole.model_dump()}, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def to_toml(self) -> str:
+        """The file that reruns this; absent means none."""
+        return tomli_w.dumps({k: v for k, v in self.model_dump().items() if v is not None})
+
+    @classmethod
+    def from_toml(cls, text: str, source: object = "config") -> Settings:
+        """Read `to_toml` back."""
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{source} is not TOML: {error}") from None
+        try:
+            method, dataset = values.pop("method"), values.pop("dataset")
+        except KeyError as error:
+            raise SettingsError(f"{source} does not say {error.args[0]}") from None
+        return cls.make(method, dataset, values)
+
+    def _load_file(self, path: Path) -> Interactions:
+        titles = None if self.titles is None else _titles(Path(self.titles))
+        common: dict[str, Any] = {
+            "user": self.user,
+            "item": self.item,
+            "rating": self.rating,
+            "time": self.time,
+            "titles": titles,
+            "min_rating": self.min_rating,
+            "min_user_rows": self.min_user_rows,
+            "lenient": self.lenient,
+        }
+        if path.suffix == ".parquet":
+            return Interactions.from_parquet(path, **common)
+        return Interactions.from_csv(
+            path, separator=self.separator, header=self.header, encoding=self.encoding, **common
+        )
+
+
+def presets() -> dict[str, str]:
+    """The shipped settings files by name: text that begins with the command that found them."""
+    files = resources.files("fedmosaic.runs.presets").iterdir()
+    return {f.name.removesuffix(".toml"): f.read_text() for f in sorted(files, key=str) if f.name.endswith(".toml")}
+
+
+def read_config(name: str | Path) -> Settings:
+    """Settings of a file, or of a preset by its name."""
+    path = Path(name)
+    if path.is_file():
+        return Settings.from_toml(path.read_text(), path)
+    known = presets()
+    if str(name) in known:
+        return Settings.from_toml(known[str(name)], f"preset {name}")
+    raise UnknownNameError("settings file or preset", str(name), known)
+
+
+def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """`key=value` words; `none` means absent, whole numbers name columns by place.
+
+    >>> parse_pairs(["pool=legacy", "user=1", "neighbours=none"])
+    {'pool': 'legacy', 'user': 1, 'neighbours': None}
+    """
+    result: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise SettingsError(f"expected key=value, got {pair!r}")
+        if key in result:
+            raise SettingsError(f"setting {key!r} is given twice")
+        key = key.replace("-", "_")
+        result[key] = None if value.lower() in {"none", "null"} else int(value) if value.isdigit() else value
+    return result
+
+
+def _titles(path: Path) -> Any:
+    import polars as pl
+
+    from fedmosaic.data.text import TextFormat, read_table
+
+    frame = read_table(path, TextFormat.of(path)).frame
+    if not {"item", "title"} <= set(frame.columns):
+        raise DataError(f"needs columns item and title; has {', '.join(frame.columns)}", source=path)
+    return frame.select(pl.col("item"), pl.col("title"))

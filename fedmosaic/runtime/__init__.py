@@ -1,1 +1,0 @@
-"""Engines: one round as four pure functions, and several ways to run them."""

@@ -1,0 +1,1 @@
+"""Training: what every method is to the loop, and the one loop."""
