@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from fedmosaic.data.negatives import draw_candidates
-from fedmosaic.deploy.agreement import Pact, catalogue_digest
+from fedmosaic.deploy.agreement import Agreement, catalogue_digest
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.node import Node
 from fedmosaic.runs.settings import Settings
@@ -55,7 +55,7 @@ def main() -> None:
     split = settings.split_data(data)
     candidates = draw_candidates(split)
     catalogue = pl.DataFrame({"item": data.items.ids})
-    pact = Pact(
+    agreement = Agreement(
         method="fedmf", method_settings={"rounds": options.rounds, "dim": 16}, items=catalogue_digest(catalogue),
         least=round(LEAST * options.devices), deadline=10.0, own_draws=False,
     )  # fmt: skip
@@ -65,10 +65,10 @@ def main() -> None:
             place, nodes = Path(folder), dict[str, Node]()
             for number in range(options.devices):
                 home = place / str(number)
-                Node.create(home, pact, catalogue, np.array([number]))
+                Node.create(home, agreement, catalogue, np.array([number]))
                 Node.take_history(home, {"item": data.items.take(split.train[number]).to_list()}, user=None)
                 nodes[str(number)] = Node(home)
-            pact.write(place)
+            agreement.write(place)
             clock = Clock()
             transport = Chaos(nodes, clock, 0, 15.0) if kind == "chaos" else LocalTransport(nodes, keep=False)
             roster = {name: np.array([int(name)]) for name in nodes}

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmosaic.engines.distributed import joined
 from fedmosaic.engines.threads import use_threads
+
+from fedmosaic.engines.distributed import joined
 from fedmosaic.methods.registry import entry
 from fedmosaic.runs.settings import Settings
 from fedmosaic.serving.recommender import training_set

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
+from fedmosaic.methods.hosts import LinearSettings, federation, linear
 from pydantic import Field
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.objective import bce, mean
 from fedmosaic.algorithm.view import Batch, Model, View
 from fedmosaic.engines.federation import Federation
-from fedmosaic.methods.hosts import LinearSettings, federation, linear
 from fedmosaic.methods.registry import Entry, register
 from fedmosaic.report.console import print_results
 from fedmosaic.testing import check_chunks, check_engines, check_privacy

@@ -1,21 +1,21 @@
 """The conformance kit: laws that every method must keep, shipped so that a new one can prove itself.
 
-    from fedmosaic.testing import check_engines, check_privacy, checkerboard
-    check_engines(my_federation)
+    check_engines(federation)    loop, simulate and fused agree, where they run the algorithm
+    check_chunks(federation)     any chunk size and any number of workers give the same round
+    check_privacy(federation)    nothing private is sent, by any engine
 
-Each check raises AssertionError with what differed. For deployments there are transports inside one process: one that
-carries everything (`LocalTransport`) and one that loses, delays, repeats and damages (`Chaos`).
+Beside them, toys to try methods on, and transports for deployments without a network.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,16 @@ import numpy as np
 
 from fedmosaic.algorithm.local import Context, Pass, Phase
 from fedmosaic.algorithm.parameters import UPLOADED
-from fedmosaic.core.files import load_tensors
+from fedmosaic.core.files import digest_of, load_tensors
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.deploy.protocol import Reply, Update
-from fedmosaic.engines import loop, simulate
-from fedmosaic.engines.block import Outcome, Task
+from fedmosaic.deploy.protocol import Reply, UpdateMessage
+from fedmosaic.engines.engine import ENGINES, Engine, Refusal, holding_of
 from fedmosaic.engines.federation import Federation
-from fedmosaic.engines.fused import linear as kernel
-from fedmosaic.training.method import State
+from fedmosaic.engines.simulate import chunks
+from fedmosaic.engines.state import DeviceStore, FederationState, Rows, Stored, pack_devices
+from fedmosaic.engines.task import Outcome, Task
 
 
 def toy_training_set(users: int = 13, items: int = 23, seed: int = 0) -> TrainingSet:
@@ -53,62 +53,65 @@ def checkerboard(size: int = 16) -> Interactions:
     return Interactions.from_frame({"user": [u for u, _ in pairs], "item": [i for _, i in pairs]})
 
 
-def digest(state: State, *prefixes: str) -> str:
-    """SHA-256 of the arrays whose names begin with a prefix (all, if none is given)."""
-    h = hashlib.sha256()
-    for name in sorted(state):
-        if not prefixes or name.startswith(prefixes):
-            h.update(name.encode() + np.ascontiguousarray(state[name]).tobytes())
-    return h.hexdigest()
+def digest(arrays: Mapping[str, Any]) -> str:
+    """SHA-256 of named arrays."""
+    return digest_of(dict(arrays))
 
 
-def run_rounds(federation: Federation, data: TrainingSet, rounds: int = 3, seed: int = 1) -> tuple[State, list[Any]]:
+def run_rounds(
+    federation: Federation, data: TrainingSet, rounds: int = 3, seed: int = 1
+) -> tuple[FederationState, list[Any]]:
     """Advance a federation on some data, asking for every score of every user after every round."""
     everything = np.tile(np.arange(data.n_items, dtype=np.int32), data.n_users)
-    probe = Ragged(everything, np.arange(data.n_users + 1) * data.n_items)
+    query = Ragged(everything, np.arange(data.n_users + 1) * data.n_items)
     state = federation.start(data, seed)
     seen = []
     for number in range(1, rounds + 1):
-        state, record, answers = federation.advance(data, state, number, seed, probe)
+        state, record, answers = federation.advance(data, state, number, seed, query)
         seen.append((record, answers))
     return state, seen
 
 
+def engines_of(federation: Federation, data: TrainingSet) -> dict[str, Engine]:
+    """Every engine but `loop` that runs a federation's algorithm on such data."""
+    arranged = data.pooled() if federation.pooled else data
+    made = {n: factory(federation.algorithm, holding_of(arranged)) for n, factory in ENGINES.items() if n != "loop"}
+    return {name: engine for name, engine in made.items() if not isinstance(engine, Refusal)}
+
+
 def check_engines(federation: Federation, data: TrainingSet | None = None, tolerance: float = 2e-4) -> None:
-    """Engine law: loop, simulate and (where it fits) kernel agree on state, losses and answers after three rounds."""
+    """Engine law: every engine that runs the algorithm agrees with loop on state, losses and answers, three rounds."""
     data = toy_training_set() if data is None else data
     expected, told = run_rounds(replace(federation, engine="loop"), data)
-    engines = ["simulate"]
-    if not kernel.unfit(federation.algorithm, data.pooled() if federation.pooled else data):
-        engines.append("kernel")
-    for engine in engines:
-        state, said = run_rounds(replace(federation, engine=engine), data)  # type: ignore[arg-type]
-        assert set(state) == set(expected), (engine, set(state) ^ set(expected))
-        for name in expected:
-            _close(state[name], expected[name], tolerance, f"{engine}: {name}")
-        for (record, answers), (wanted, scores) in zip(said, told, strict=True):
-            assert (record.clients, record.bytes_up, record.touched_rows) == (
-                wanted.clients,
-                wanted.bytes_up,
-                wanted.touched_rows,
-            )
-            _close(np.array([record.loss]), np.array([wanted.loss]), tolerance, f"{engine}: loss")
+    wanted = expected.pack()
+    for engine in engines_of(federation, data):
+        chosen = replace(federation, engine=engine)
+        state, said = run_rounds(chosen, data)
+        found = state.pack()
+        assert set(found) == set(wanted), (engine, set(found) ^ set(wanted))
+        for name, value in wanted.items():
+            _close(found[name], value, tolerance, f"{engine}: {name}")
+        for (record, answers), (expect, scores) in zip(said, told, strict=True):
+            counted = (record.clients, record.bytes_up, record.touched_rows)
+            assert counted == (expect.clients, expect.bytes_up, expect.touched_rows), engine
+            _close(np.array([record.loss]), np.array([expect.loss]), tolerance, f"{engine}: loss")
             _close(answers, scores, 10 * tolerance, f"{engine}: answers")
-        asked = replace(federation, engine=engine).scorer(data, state).scores(np.arange(data.n_users))  # type: ignore[arg-type]
+        asked = chosen.scorer(data, state).scores(np.arange(data.n_users))
         _close(asked.ravel(), said[-1][1], 10 * tolerance, f"{engine}: scorer against answers")
 
 
 def check_chunks(federation: Federation, data: TrainingSet | None = None, tolerance: float = 2e-4) -> None:
-    """Any chunk size gives the same round; the kernel gives the same bits for any number of workers."""
+    """Any chunk size gives the same round; the fused engine gives the same bits for any number of workers."""
     data = toy_training_set() if data is None else data
-    arranged = data.pooled() if federation.pooled else data
-    task = first_task(federation, data)
-    whole = simulate.run_round(federation.algorithm, task)
+    task, algorithm = first_task(federation, data), federation.algorithm
+    engines = engines_of(federation, data)
+    whole = engines["simulate"].run(task)
     for size in (1, 2, 7, 1000):
-        part = simulate.run_round(federation.algorithm, task, list(simulate.chunks(federation.algorithm, task, size)))
+        part = engines["simulate"].run(task, list(chunks(algorithm, task, size)))
         assert_same_round(part, whole, tolerance, f"chunks of {size}")
-    if not kernel.unfit(federation.algorithm, arranged):
-        bits = {digest(kernel.run_round(federation.algorithm, task, workers).total.totals) for workers in (1, 2, 4)}
+    if "fused" in engines and not federation.pooled:
+        fused: Any = engines["fused"]
+        bits = {digest(fused.run(task, workers=workers).total.totals) for workers in (1, 2, 4)}
         assert len(bits) == 1, "1, 2 and 4 workers give different sums"
 
 
@@ -122,21 +125,22 @@ def check_privacy(federation: Federation, data: TrainingSet | None = None) -> No
     data = toy_training_set() if data is None else data
     algorithm, task = federation.algorithm, first_task(federation, data, rounds=1)
     still = replace(algorithm, local=tuple(_still(one) for one in algorithm.local))
-    poisoned = {k: np.full_like(v, 1e4) if v.dtype.kind == "f" else v for k, v in task.held.items()}
-    engines = [loop.run_round, simulate.run_round]
-    if not kernel.unfit(algorithm, task.data):
-        engines.append(kernel.run_round)
-    for run in engines:
-        sent = run(algorithm, task).total
-        assert {n for n in sent.totals if algorithm.roles[n] not in UPLOADED} == set(), "something private is sent"
-        marked = run(still, replace(task, held=poisoned)).total
-        for name, total in marked.totals.items():
-            assert algorithm.upload.kind == "gradient" or not total.any(), f"{name} carries private state"
+    alone = replace(task, cohort=task.cohort[:1])
+    poisoned = replace(task, devices=_poisoned(task, lambda value, mine: np.full_like(value, 1e4)))
+    others = replace(alone, devices=_poisoned(task, lambda value, mine: np.where(mine, value, 1e4).astype(value.dtype)))
+    holding = holding_of(task.data)
+    for name, factory in ENGINES.items():
+        engine, quiet = factory(algorithm, holding), factory(still, holding)
+        if isinstance(engine, Refusal) or isinstance(quiet, Refusal):
+            continue
+        sent = engine.run(task).total
+        assert {n for n in sent.totals if algorithm.roles[n] not in UPLOADED} == set(), f"{name}: private is sent"
+        marked = quiet.run(poisoned).total
+        for parameter, total in marked.totals.items():
+            assert algorithm.upload.kind == "gradient" or not total.any(), f"{name}: {parameter} carries private state"
         assert not any(marked.shrink.values()), "what decay left of a table is sent although nothing decayed"
-        alone = replace(task, cohort=task.cohort[:1])
-        others = {k: np.where(_mine(v, task), v, 1e4).astype(v.dtype) for k, v in task.held.items() if v.ndim > 1}
-        own, again = run(algorithm, alone).total, run(algorithm, replace(alone, held={**task.held, **others})).total
-        assert digest(own.totals) == digest(again.totals), "an upload depends on another client's private state"
+        own, again = engine.run(alone).total, engine.run(others).total
+        assert digest(own.totals) == digest(again.totals), f"{name}: an upload depends on another client's state"
 
 
 def _still(one: Pass) -> Pass:
@@ -144,13 +148,21 @@ def _still(one: Pass) -> Pass:
     return replace(one, phases=phases)
 
 
-def _mine(value: Any, task: Task) -> Any:
-    """Mask of the first client's rows in a private array."""
-    if value.shape[0] not in (task.data.n_users, task.data.n_clients):  # item rows: those of the first client
-        keys = next(v for k, v in task.held.items() if k.endswith(".keys") and v.size == value.shape[0])
-        return (keys // task.data.n_items == task.cohort[0]).reshape(-1, *[1] * (value.ndim - 1))
-    rows = task.data.members(task.cohort[:1]).values if value.shape[0] == task.data.n_users else task.cohort[:1]
-    return np.isin(np.arange(value.shape[0]), rows).reshape(-1, *[1] * (value.ndim - 1))
+def _poisoned(task: Task, poison: Callable[[Any, Any], Any]) -> DeviceStore:
+    """The device store with every private number changed; `poison` is told which rows are the first client's."""
+
+    def changed(name: str, stored: Stored) -> Stored:
+        if isinstance(stored, Rows):
+            mine = (stored.keys // task.data.n_items == task.cohort[0]).reshape(-1, *[1] * (stored.values.ndim - 1))
+            return replace(stored, values=poison(stored.values, mine))
+        users = stored.shape[0] == task.data.n_users
+        rows = task.data.members(task.cohort[:1]).values if users else task.cohort[:1]
+        mine = np.isin(np.arange(stored.shape[0]), rows).reshape(-1, *[1] * (stored.ndim - 1))
+        return np.asarray(poison(stored, mine))
+
+    devices = task.devices
+    memory = {n: tuple(changed(n, part) for part in parts) for n, parts in devices.memory.items()}
+    return DeviceStore({n: changed(n, stored) for n, stored in devices.params.items()}, memory)
 
 
 def first_task(federation: Federation, data: TrainingSet, seed: int = 1, rounds: int = 0) -> Task:
@@ -160,7 +172,7 @@ def first_task(federation: Federation, data: TrainingSet, seed: int = 1, rounds:
     for number in range(1, rounds + 1):
         state, _, _ = federation.advance(data, state, number, seed)
     ctx = Context(rounds + 1, seed, data.n_items, arranged.n_clients)
-    return federation.task(arranged, state, ctx, np.arange(arranged.n_clients))
+    return Task(arranged, state.server.params, state.devices, ctx, np.arange(arranged.n_clients))
 
 
 def assert_same_round(one: Outcome, other: Outcome, tolerance: float, what: str) -> None:
@@ -169,8 +181,9 @@ def assert_same_round(one: Outcome, other: Outcome, tolerance: float, what: str)
         _close(one.total.totals[name] / 2**32, total / 2**32, tolerance, f"{what}: {name}")
     assert one.total.touched.tolist() == other.total.touched.tolist(), what
     assert (one.total.clients, one.total.examples) == (other.total.clients, other.total.examples), what
-    for name, value in other.held.items():
-        _close(one.held[name], value, tolerance, f"{what}: {name}")
+    held = pack_devices(one.devices)
+    for name, value in pack_devices(other.devices).items():
+        _close(held[name], value, tolerance, f"{what}: {name}")
 
 
 def same_parity_share(federation: Federation, size: int = 16) -> float:
@@ -317,7 +330,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
     if kind == "flip":
         at = rng.randrange(len(content))
         return content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
-    update = Update.decode(content)
+    update = UpdateMessage.decode(content)
     name, value = next((n, v) for n, v in update.tensors.items() if not n.endswith(".rows"))
     wrong = value.copy().astype(np.float32)
     if kind == "shape":

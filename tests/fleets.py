@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedmosaic.core.files import load_tensors
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.deploy.agreement import Pact, catalogue_digest
+from fedmosaic.deploy.agreement import Agreement, catalogue_digest
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.flower import client_app
 from fedmosaic.deploy.node import Node
@@ -43,25 +43,29 @@ def histories(users: int = 8, items: int = 30, seed: int = 0) -> TrainingSet:
     return TrainingSet(ragged, ragged.unique(), items)
 
 
-def pact_of(method: str, items: int, **more: Any) -> Pact:
+def pact_of(method: str, items: int, **more: Any) -> Agreement:
     settings = {"dim": 4, "rounds": 3, **SMALL.get(method, {}), **more.pop("settings", {})}
     plain = {"own_draws": False, "seed": 1, "deadline": 30.0}
-    return Pact(method=method, method_settings=settings, items=catalogue_digest(catalogue(items)), **(plain | more))
+    return Agreement(
+        method=method, method_settings=settings, items=catalogue_digest(catalogue(items)), **(plain | more)
+    )
 
 
-def make_node(place: Path, pact: Pact, data: TrainingSet, users: list[int]) -> Node:
+def make_node(place: Path, agreement: Agreement, data: TrainingSet, users: list[int]) -> Node:
     """A device (one user) or a silo, with its history."""
-    Node.create(place, pact, catalogue(data.n_items), np.array(users))
+    Node.create(place, agreement, catalogue(data.n_items), np.array(users))
     pairs = [(f"u{u}", f"i{i}") for u in users for i in data.histories[u]]
     Node.take_history(place, pl.DataFrame(pairs, schema=["user", "item"], orient="row"))
     return Node(place)
 
 
-def make_fleet(place: Path, pact: Pact, data: TrainingSet, groups: list[list[int]]) -> tuple[Path, dict[str, Node]]:
+def make_fleet(
+    place: Path, agreement: Agreement, data: TrainingSet, groups: list[list[int]]
+) -> tuple[Path, dict[str, Node]]:
     server = place / "server"
     server.mkdir(parents=True)
-    pact.write(server)
-    return server, {f"n{k}": make_node(place / f"n{k}", pact, data, users) for k, users in enumerate(groups)}
+    agreement.write(server)
+    return server, {f"n{k}": make_node(place / f"n{k}", agreement, data, users) for k, users in enumerate(groups)}
 
 
 def roster_of(nodes: dict[str, Node]) -> dict[str, Any]:
@@ -108,15 +112,15 @@ def coordinator_of(server: Path, nodes: dict[str, Node], transport: Any, **more:
 class OneHot:
     """A node that reports a single 1 in a row of its own: sums then show who was counted, and how often."""
 
-    def __init__(self, pact: Pact, row: int, shape: tuple[int, int]) -> None:
-        self.pact, self.row, self.shape = pact, row, shape
+    def __init__(self, agreement: Agreement, row: int, shape: tuple[int, int]) -> None:
+        self.agreement, self.row, self.shape = agreement, row, shape
 
     def answer(self, content: bytes) -> bytes:
         task = Task.decode(content)
         table = np.zeros(self.shape, dtype=np.float32)
         table[self.row] = 1
         return Update(
-            self.pact.digest(), task.round, task.attempt, "done", task.version, clients=1, loss=0.5,
+            self.agreement.digest(), task.round, task.attempt, "done", task.version, clients=1, loss=0.5,
             tensors={"item": table},
         ).encode()  # fmt: skip
 

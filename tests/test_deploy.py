@@ -299,8 +299,8 @@ def test_the_command_prepares_folders(tmp_path: Path) -> None:
     words = ("deploy", "init", tmp_path / "f", "--method", "pfedrec", "--items", tmp_path / "items.csv")
     more = ("--devices", 1, "--silos", "shop=3", "--set", "dim=4", "--set", "least=2")
     assert call(*words, *more).exit_code == 0
-    pact = ServerFolder(tmp_path / "f" / "server").pact
-    assert (pact.method, pact.method_settings, pact.least) == ("pfedrec", {"dim": 4}, 2)
+    agreement = ServerFolder(tmp_path / "f" / "server").agreement
+    assert (agreement.method, agreement.method_settings, agreement.least) == ("pfedrec", {"dim": 4}, 2)
     assert json.loads(call("deploy", "status", tmp_path / "f" / "server", "--json").stdout)["clients"] == 4
     assert "not yet" in call("deploy", "status", tmp_path / "f" / "device-0").stdout
     assert "holds no history yet" in str(call("deploy", "device", tmp_path / "f" / "device-0").exception)

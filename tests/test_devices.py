@@ -27,7 +27,7 @@ from fedmosaic.core.errors import DataError, RunError, SettingsError
 from fedmosaic.core.files import load_tensors
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.deploy.agreement import Pact
+from fedmosaic.deploy.agreement import Agreement
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.flower import FlowerTransport
 from fedmosaic.deploy.node import Node
@@ -75,8 +75,8 @@ def test_devices_over_flower_equal_the_simulation(method: str, tmp_path: Path) -
 @pytest.mark.parametrize("method", list(SMALL))
 def test_silos_and_devices_add_up(method: str, tmp_path: Path) -> None:
     data, some = histories(), {"participation": 0.7}
-    pact = pact_of(method, data.n_items, settings=some)
-    server, nodes = make_fleet(tmp_path, pact, data, [[0], [1], [2, 3, 4], [5, 6, 7]])
+    agreement = pact_of(method, data.n_items, settings=some)
+    server, nodes = make_fleet(tmp_path, agreement, data, [[0], [1], [2, 3, 4], [5, 6, 7]])
     one = coordinator_of(server, nodes, LocalTransport(nodes))
     one.run()
     expected, _ = simulated(method, data, **some)
@@ -94,7 +94,7 @@ class CrashError(Exception):
 @pytest.mark.parametrize("method", ["pfedrec", "fedrap"])
 @pytest.mark.parametrize("moment", ["before sending", "after working"])
 def test_a_server_that_died_ends_in_the_same_bytes(method: str, moment: str, tmp_path: Path) -> None:
-    data, pact = histories(), pact_of(method, 30, settings={"rounds": 4})
+    data, agreement = histories(), pact_of(method, 30, settings={"rounds": 4})
 
     class Dying(LocalTransport):
         def send(self, node: str, content: bytes, seconds: float) -> str:
@@ -108,7 +108,7 @@ def test_a_server_that_died_ends_in_the_same_bytes(method: str, moment: str, tmp
     ends = []
     for broken in (False, True):
         place = tmp_path / str(broken)
-        server, nodes = make_fleet(place, pact, data, [[u] for u in range(8)])
+        server, nodes = make_fleet(place, agreement, data, [[u] for u in range(8)])
         if broken:
             with pytest.raises(CrashError):
                 coordinator_of(server, nodes, Dying(nodes)).run()
@@ -121,11 +121,11 @@ def test_a_server_that_died_ends_in_the_same_bytes(method: str, moment: str, tmp
 
 def test_chaos_counts_everybody_at_most_once(tmp_path: Path) -> None:
     size, clock = 20, Clock()
-    pact = pact_of("fedmf", size, settings={"rounds": 200}, least=5, deadline=10.0)
+    agreement = pact_of("fedmf", size, settings={"rounds": 200}, least=5, deadline=10.0)
     server = tmp_path / "server"
     server.mkdir()
-    pact.write(server)
-    nodes = {f"n{k}": OneHot(pact, k, (size, 4)) for k in range(size)}
+    agreement.write(server)
+    nodes = {f"n{k}": OneHot(agreement, k, (size, 4)) for k in range(size)}
     chaos = Chaos(nodes, clock, seed=7, late=15.0)
     roster = {name: np.array([k]) for k, name in enumerate(nodes)}
     one = Coordinator(server, roster, chaos, n_items=size, clock=clock, sleep=clock.sleep)
@@ -151,8 +151,8 @@ def test_chaos_costs_little_quality(tmp_path: Path) -> None:
     settings = {"rounds": 60, "dim": 8, "item_rate": 40.0, "score_rate": 1.0}
     shares = []
     for broken in (False, True):
-        pact = pact_of("fedmf", 16, settings=settings, least=4, deadline=10.0)
-        server, nodes = make_fleet(tmp_path / str(broken), pact, data, [[u] for u in range(16)])
+        agreement = pact_of("fedmf", 16, settings=settings, least=4, deadline=10.0)
+        server, nodes = make_fleet(tmp_path / str(broken), agreement, data, [[u] for u in range(16)])
         clock = Clock()
         transport = Chaos(nodes, clock, seed=3, late=15.0) if broken else LocalTransport(nodes)
         one = coordinator_of(server, nodes, transport, clock=clock, sleep=clock.sleep)
@@ -198,8 +198,8 @@ def test_noise_follows_from_a_secret_of_the_device(tmp_path: Path) -> None:
     data = histories(2)
     sums: list[Any] = []
     for own in (False, True, True):
-        pact = pact_of("pfedrec", 30, own_draws=own, settings={"noise": 0.1})
-        server, nodes = make_fleet(tmp_path / str(len(sums)), pact, data, [[0], [1]])
+        agreement = pact_of("pfedrec", 30, own_draws=own, settings={"noise": 0.1})
+        server, nodes = make_fleet(tmp_path / str(len(sums)), agreement, data, [[0], [1]])
         one = coordinator_of(server, nodes, LocalTransport(nodes))
         assert one.round()["loss"] is None  # the loss would say what the noise hides
         sums.append(one.state["server/item"])
@@ -230,8 +230,8 @@ def test_nodes_that_owe_an_answer_are_not_asked_again(tmp_path: Path) -> None:
 
 def test_a_round_asks_some_more_and_closes_when_enough_have_come(tmp_path: Path) -> None:
     data, clock = histories(8), Clock()
-    pact = pact_of("fedmf", 30, spare=1.5, settings={"participation": 0.5})
-    server, nodes = make_fleet(tmp_path, pact, data, [[u] for u in range(8)])
+    agreement = pact_of("fedmf", 30, spare=1.5, settings={"participation": 0.5})
+    server, nodes = make_fleet(tmp_path, agreement, data, [[u] for u in range(8)])
 
     class OneByOne(LocalTransport):
         def receive(self) -> list[Reply]:
@@ -263,11 +263,11 @@ def test_a_newcomer_adapts_without_training_anew(tmp_path: Path) -> None:
     ragged = Ragged.from_rows(rows)
     data = TrainingSet(ragged, ragged.unique(), 16)
     settings = {"rounds": 60, "dim": 8, "item_rate": 40.0, "score_rate": 1.0, "local_epochs": 3}
-    pact = pact_of("fedmf", 16, settings=settings)
-    server, nodes = make_fleet(tmp_path, pact, data, [[u] for u in range(14)])
+    agreement = pact_of("fedmf", 16, settings=settings)
+    server, nodes = make_fleet(tmp_path, agreement, data, [[u] for u in range(14)])
     coordinator_of(server, nodes, LocalTransport(nodes)).run()
     before = finished(server)
-    new = {f"n{u}": make_node(tmp_path / f"n{u}", pact, data, [u]) for u in (14, 15)}
+    new = {f"n{u}": make_node(tmp_path / f"n{u}", agreement, data, [u]) for u in (14, 15)}
     transport = LocalTransport(nodes | new)
     one = coordinator_of(server, nodes | new, transport)
     assert one.share() == 16
@@ -280,8 +280,8 @@ def test_a_newcomer_adapts_without_training_anew(tmp_path: Path) -> None:
 
 
 def test_a_history_is_mapped_on_the_device(tmp_path: Path) -> None:
-    pact = pact_of("fedmf", 30)
-    Node.create(tmp_path / "d", pact, catalogue(30), np.array([0]))
+    agreement = pact_of("fedmf", 30)
+    Node.create(tmp_path / "d", agreement, catalogue(30), np.array([0]))
     with pytest.raises(RunError, match="holds no history yet"):
         Node(tmp_path / "d")
     with pytest.raises(DataError, match=r"1 of 2 items are not in the catalogue, e\.g\. i99"):
@@ -308,13 +308,13 @@ def test_what_a_device_keeps_is_its_owners_alone(tmp_path: Path) -> None:
 def test_only_methods_whose_uploads_add_up_can_be_deployed() -> None:
     for method in ("ease", "mf", "metamf"):
         with pytest.raises(SettingsError, match="cannot be deployed"):
-            Pact(method=method, items="").build()
+            Agreement(method=method, items="").build()
 
 
 def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> None:
     data, clock = histories(8), Clock()
-    pact = pact_of("fedmf", 30, settings={"participation": 0.25})
-    server, nodes = make_fleet(tmp_path, pact, data, [[u] for u in range(8)])
+    agreement = pact_of("fedmf", 30, settings={"participation": 0.25})
+    server, nodes = make_fleet(tmp_path, agreement, data, [[u] for u in range(8)])
 
     class Half(LocalTransport):
         def nodes(self) -> list[str]:
@@ -323,10 +323,10 @@ def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> Non
     one = coordinator_of(server, nodes, Half(nodes), clock=clock, sleep=clock.sleep)
     assert all(one.round()["clients"] in (1, 2) for _ in range(6))
     assert clock() > 0
-    pact.model_copy(update={"least": 9}).write(server)
+    agreement.model_copy(update={"least": 9}).write(server)
     with pytest.raises(SettingsError, match="least=9, but only 8 clients are admitted"):
         coordinator_of(server, nodes, Half(nodes))
-    pact.model_copy(update={"least": 6}).write(server)  # more than the quarter that is wanted
+    agreement.model_copy(update={"least": 6}).write(server)  # more than the quarter that is wanted
     assert coordinator_of(server, nodes, LocalTransport(nodes)).round()["clients"] == 6
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedmosaic.engines.threads import use_threads
 
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.files import read_json, write_json
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.distributed import joined
-from fedmosaic.engines.threads import use_threads
 from fedmosaic.methods.registry import entry
 from fedmosaic.runs.multiprocess import run_together
 from fedmosaic.runs.run import start

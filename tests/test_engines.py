@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedmosaic.engines.devices import Place
 
 from fedmosaic.algorithm.parameters import Axis
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.engines import devices
-from fedmosaic.engines.devices import Place
 from fedmosaic.engines.fused import linear as kernel
 from fedmosaic.methods import registry
 from fedmosaic.testing import check_engines, toy_training_set

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedmosaic.methods.hosts import LinearSettings, alone, linear, roles_of
 
 from fedmosaic.algorithm.algorithm import Algorithm, compose, describe
 from fedmosaic.algorithm.local import SGD, Adagrad, Adam, Decay, Move, Pass, PerItem, Phase
@@ -22,7 +23,6 @@ from fedmosaic.core.ragged import Ragged
 from fedmosaic.engines.answer import DeviceScorer
 from fedmosaic.engines.federation import Federation
 from fedmosaic.methods import registry
-from fedmosaic.methods.hosts import LinearSettings, alone, linear, roles_of
 from fedmosaic.testing import (
     check_chunks,
     check_engines,

@@ -57,8 +57,8 @@ from fedmosaic.testing import Clock, LocalTransport
 )
 def test_bad_uploads_are_refused_and_the_round_goes_on(reason: str, change: dict[str, Any], tmp_path: Path) -> None:
     data = histories(3)
-    pact = pact_of("fedmf", 30, largest_norm=50.0, deadline=5.0)
-    server, nodes = make_fleet(tmp_path, pact, data, [[u] for u in range(3)])
+    agreement = pact_of("fedmf", 30, largest_norm=50.0, deadline=5.0)
+    server, nodes = make_fleet(tmp_path, agreement, data, [[u] for u in range(3)])
 
     class Bad:
         def answer(self, content: bytes) -> bytes:
@@ -85,12 +85,12 @@ def test_bad_uploads_are_refused_and_the_round_goes_on(reason: str, change: dict
     ],
 )
 def test_rows_are_checked(reason: str, rows: list[float]) -> None:
-    pact = pact_of("fedmf", 30, support="touched")
-    rules = Rules(pact.build().algorithm, 30, row_quota=2)
+    agreement = pact_of("fedmf", 30, support="touched")
+    rules = Rules(agreement.build().algorithm, 30, row_quota=2)
     at = np.array(rows) if reason == "dtype" else np.array(rows, dtype=np.int32)
     tensors = {"item": np.ones((len(rows), 4), np.float32), "item.rows": at}
     with pytest.raises(Refused) as caught:
-        rules.open_sum(Update(pact.digest(), 1, "", "done", 0, clients=1, loss=0.1, tensors=tensors), {})
+        rules.open_sum(Update(agreement.digest(), 1, "", "done", 0, clients=1, loss=0.1, tensors=tensors), {})
     assert caught.value.reason == reason
 
 
@@ -127,8 +127,8 @@ def test_support_decides_bytes_not_results(support: Any, method: str, tmp_path: 
     data = histories(4, 400)
     ends, sizes = [], []
     for name in ("dense", support):
-        pact = pact_of(method, 400, support=name)
-        server, nodes = make_fleet(tmp_path / name, pact, data, [[u] for u in range(4)])
+        agreement = pact_of(method, 400, support=name)
+        server, nodes = make_fleet(tmp_path / name, agreement, data, [[u] for u in range(4)])
         one = coordinator_of(server, nodes, LocalTransport(nodes))
         lines = [one.round() for _ in range(3)]
         ends.append(finished(server))
@@ -196,12 +196,12 @@ def test_hostile_headers_are_refused_whatever_their_digest_says(tmp_path: Path) 
 
 
 def test_sums_at_the_edge_of_64_bits_are_refused() -> None:
-    pact = pact_of("fedmf", 30)
-    rules = Rules(pact.build().algorithm, 30)
+    agreement = pact_of("fedmf", 30)
+    rules = Rules(agreement.build().algorithm, 30)
     for value in (-(2**63), 2**63 - 1, 2**55):
         table = np.zeros((30, 4), np.int64)
         table[3, 2] = value
-        update = Update(pact.digest(), 1, "", "done", 0, clients=100_000, loss=0.1, tensors={"item": table})
+        update = Update(agreement.digest(), 1, "", "done", 0, clients=100_000, loss=0.1, tensors={"item": table})
         with pytest.raises(Refused) as caught:
             rules.open_sum(update, {})
         assert caught.value.reason == "finite"

@@ -206,7 +206,9 @@ def test_item_rows_are_what_a_device_scores_with(name: str) -> None:
 
 def test_landscape_is_exact_and_comparable() -> None:
     data = toy_training_set()
-    flat, sharp = (registry.entry("fedrecgel").build({"dim": 4, "participation": 1.0, "rho_shared": r}) for r in (0.5, 0.0))
+    flat, sharp = (
+        registry.entry("fedrecgel").build({"dim": 4, "participation": 1.0, "rho_shared": r}) for r in (0.5, 0.0)
+    )
     lands = []
     for federation in (flat, sharp):
         state = federation.start(data, 1)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedmosaic.methods.hosts import AdditiveSettings, LinearSettings, fedneumf, linear, roles_of, shared_table
+from fedmosaic.methods.hosts import SharpnessSettings as Sharp
 
 from fedmosaic.algorithm.algorithm import Algorithm, compose
 from fedmosaic.algorithm.local import SGD, Adam, Context, Move, Pass, Phase, plain_slope
@@ -26,8 +28,6 @@ from fedmosaic.core.ragged import Ragged
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.fused import linear as kernel
 from fedmosaic.methods import registry
-from fedmosaic.methods.hosts import AdditiveSettings, LinearSettings, fedneumf, linear, roles_of, shared_table
-from fedmosaic.methods.hosts import SharpnessSettings as Sharp
 from fedmosaic.privacy.noise import clipped, noisy
 from fedmosaic.testing import check_chunks, check_engines, check_privacy, digest, run_rounds, toy_training_set
 
@@ -186,7 +186,8 @@ def test_ramps_are_those_of_the_paper_and_reach_the_loss() -> None:
     assert Ramp(1.0, "sin")(at(0)) == 0.5
     data = toy_training_set()
     losses = {
-        ramp: run_rounds(registry.entry("fedrap").build(RAP | {"ramp": ramp}), data)[1] for ramp in ("tanh", "as-released")
+        ramp: run_rounds(registry.entry("fedrap").build(RAP | {"ramp": ramp}), data)[1]
+        for ramp in ("tanh", "as-released")
     }
     first = [losses[r][0][0].loss for r in losses]
     assert first[0] > first[1] + 0.01  # the first round has no terms yet under the ramp
@@ -227,7 +228,9 @@ def test_untouched_own_rows_shrink_by_one_number_per_client() -> None:
 
 def test_a_threshold_makes_the_shared_table_sparse_and_saves_bytes() -> None:
     data = toy_training_set()
-    dense, thin = (run_rounds(registry.entry("fedrap").build(RAP | {"threshold": t}), data, rounds=8) for t in (0.0, 0.1))
+    dense, thin = (
+        run_rounds(registry.entry("fedrap").build(RAP | {"threshold": t}), data, rounds=8) for t in (0.0, 0.1)
+    )
     assert (thin[0]["server/item"] == 0).mean() > 0.2 > (dense[0]["server/item"] == 0).mean()
     assert thin[1][-1][0].bytes_up < thin[1][0][0].bytes_up
     assert thin[1][-1][0].bytes_down < dense[1][-1][0].bytes_down
@@ -347,7 +350,9 @@ def test_chunked_loss_is_a_sum_of_means() -> None:
 
 
 def test_fedrecon_keeps_nothing_on_devices_and_answers_strangers() -> None:
-    federation = registry.entry("fedrecon").build({"dim": 4, "batch_size": 16, "item_factor": 0.1, "participation": 0.3})
+    federation = registry.entry("fedrecon").build(
+        {"dim": 4, "batch_size": 16, "item_factor": 0.1, "participation": 0.3}
+    )
     data = toy_training_set()
     state, _ = run_rounds(federation, data)
     assert not [k for k in state if k.startswith(("private/", "memory/", "kept/"))]

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedmosaic.methods.hosts import LinearSettings, linear
 from scipy import stats
 
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.upload import SCALE, Parcel, Upload
 from fedmosaic.algorithm.wrappers.low_rank import low_rank
 from fedmosaic.engines.federation import Federation
-from fedmosaic.methods.hosts import LinearSettings, linear
 from fedmosaic.privacy.noise import AddedNoise, Clip
 from fedmosaic.testing import run_rounds, toy_training_set
 

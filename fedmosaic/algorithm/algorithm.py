@@ -14,7 +14,7 @@ from functools import reduce
 from math import ceil
 from typing import Any, Literal
 
-from fedmosaic.algorithm.local import SGD, Move, Pass, Slope, plain_slope
+from fedmosaic.algorithm.local import SGD, GradientRule, Move, Pass, plain_gradient
 from fedmosaic.algorithm.objective import Objective, Prepare, bce
 from fedmosaic.algorithm.parameters import ON_SERVER, STORED, UPLOADED, Axis, Role, Spec, by_name
 from fedmosaic.algorithm.server import Server
@@ -36,7 +36,7 @@ class Algorithm:
     upload: Upload = Upload()
     server: Server = Server()
     negatives: int = 4  # fresh ones per positive and round
-    slope: Slope = plain_slope  # how a gradient is taken
+    gradient: GradientRule = plain_gradient  # how a gradient is taken
     prepare: Prepare | None = None  # what is computed rather than trained
     serve: tuple[Pass, ...] = ()  # work a device does when it is asked, with the server's newest
     history: bool = False  # whether the model reads the client's positives
@@ -96,21 +96,23 @@ class Algorithm:
         if self.upload.kind == "value" and replace(self.server, threshold=0.0) != Server():
             raise SettingsError("uploads of values need the plain mean, Server(); send deltas to any other server")
 
-        by_rows = self.server.reduce == "row-mean"
+        by_rows = self.server.reduction.counts_senders
         if by_rows and self.upload.noise is not None:
             raise SettingsError("rows averaged over their senders cannot carry noise: the counts show who sent what")
         if by_rows and any(m.spreads for m in self.moves):
             raise SettingsError("rows averaged over their senders cannot decay everywhere; use reduce='mean'")
+        if self.server.reduction.each and any(m.spreads for m in self.moves):
+            raise SettingsError("a server that sees every upload by itself takes none in which all rows decay")
 
     def _check_replay(self) -> None:
         """A tuned copy is a function of what the device held before its last round; not all of it is remembered."""
         if self.serve and any(self.specs[n].axis is Axis.ITEM for n in self.stored):
             raise SettingsError("a device that rebuilds its answers (`serve`) cannot hold an item table of its own")
-        if self.keeps and any(self.specs[n].axis is Axis.ITEM for n in self.stored):
+        if self.answers_with_tuned_copy and any(self.specs[n].axis is Axis.ITEM for n in self.stored):
             raise SettingsError(
                 "a personalised table beside a private item table cannot be replayed; share one of them"
             )
-        if self.keeps and any(move.rule.persistent for move in self.moves):
+        if self.answers_with_tuned_copy and any(move.rule.persistent for move in self.moves):
             raise SettingsError(
                 "a personalised table with a persistent optimiser cannot be replayed; reset it each round"
             )
@@ -134,12 +136,8 @@ class Algorithm:
         """What stays on the device between rounds."""
         return self.names(*STORED)
 
-    def shelf(self, name: str) -> str:
-        """Where the device store keeps a parameter."""
-        return f"{self.roles[name].value}/{name}"
-
     @property
-    def keeps(self) -> bool:
+    def answers_with_tuned_copy(self) -> bool:
         """Whether a device answers with a copy it tuned in its last round (rather than with the server's newest)."""
         return bool(self.names(Role.PERSONALISED)) and not self.serve
 
@@ -178,7 +176,7 @@ class Algorithm:
         It touched some rows; of its item tables so many `numbers` were not zero, and of those it `received`, if that
         was counted. Rows averaged over their senders need the senders counted.
         """
-        up = 4.0 * n_items if self.sent and self.server.reduce == "row-mean" else 0.0
+        up = 4.0 * n_items if self.sent and self.server.reduction.counts_senders else 0.0
         tables = 0.0  # of which only what is not zero is sent, unless noise has left no zeros
         for name in self.sent:
             spec = self.specs[name]
@@ -202,6 +200,18 @@ class Algorithm:
 def compose(base: Algorithm, *wrappers: Wrapper) -> Algorithm:
     """Apply wrappers from left to right."""
     return reduce(lambda algorithm, wrap: wrap(algorithm), wrappers, base)
+
+
+def require_table(wrapper: str, host: Algorithm, table: str) -> None:
+    """Refuse a host that a wrapper of one item table cannot wrap: it has no such table, or reads it its own way."""
+    tables = [n for n, s in host.specs.items() if s.axis is Axis.ITEM]
+    if table not in tables:
+        raise SettingsError(
+            f"{wrapper} wraps the item table {table!r}, which this model does not have; "
+            f"its item tables are {', '.join(tables) or 'none'}"
+        )
+    if getattr(host.model, "table", None) == table:
+        raise SettingsError(f"{table} is already read through a wrapper; {wrapper} would replace it")
 
 
 def describe(algorithm: Algorithm, n_items: int) -> list[dict[str, Any]]:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numba
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedmosaic.core import keys
-from fedmosaic.data.batches import Part
+from fedmosaic.core.errors import SettingsError, one_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = npt.NDArray[Any]
+ExamplePart = Literal["all", "support", "query"]
+PARTS: tuple[ExamplePart, ...] = ("all", "support", "query")
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Context:
 
 
 Schedule = float | Callable[[Context], float]  # a number is a constant schedule
-Rate = float | Tensor  # one for all, or one per row
+Rate = float | npt.NDArray[np.float32]  # one for all, or one per row
 
 
 @dataclass(frozen=True)
@@ -71,20 +75,20 @@ def value_of(schedule: Schedule, ctx: Context) -> float:
     return schedule(ctx) if callable(schedule) else schedule
 
 
-class Optimiser(Protocol):
-    """A step rule on one tensor; its memory is a tuple of tensors of the same leading size."""
+class StepRule(Protocol):
+    """How a parameter moves by a gradient: an optimiser. Arrays move in place; rows are along the first axis."""
 
     @property
     def persistent(self) -> bool:
         """Whether the memory stays on the device between rounds."""
         ...
 
-    def memory(self, value: Tensor) -> tuple[Tensor, ...]:
-        """Fresh memory for a tensor."""
+    def memory(self, value: Array) -> tuple[Array, ...]:
+        """Fresh memory for a parameter: arrays with as many rows."""
         ...
 
-    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: Rate) -> None:
-        """Move the tensor and its memory, in place."""
+    def step(self, value: Array, gradient: Array, memory: tuple[Array, ...], rate: Rate) -> None:
+        """Move the parameter and its memory; the rate is one for all, or one per row."""
         ...
 
 
@@ -100,18 +104,22 @@ class SGD:
     everywhere: bool = False
     persistent: bool = field(default=False, init=False)
 
-    def memory(self, value: Tensor) -> tuple[Tensor, ...]:
+    def memory(self, value: Array) -> tuple[Array, ...]:
         """None."""
         return ()
 
-    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: Rate) -> None:
+    def step(self, value: Array, gradient: Array, memory: tuple[Array, ...], rate: Rate) -> None:
         """One step."""
         if self.decay:
-            gradient = gradient + self.decay * value
-        if isinstance(rate, Tensor):
-            value.sub_(gradient * rate)
+            gradient = gradient + np.float32(self.decay) * value
+        if isinstance(rate, np.ndarray):
+            value -= gradient * rate
+        elif rate == 1:
+            value -= gradient
         else:
-            value.sub_(gradient, alpha=rate)
+            from fedmosaic.algorithm.compiled import descend
+
+            descend(_flat(value), _flat(gradient), np.float32(rate))
 
 
 @dataclass(frozen=True)
@@ -129,37 +137,18 @@ class Adam:
         """Its settings as compiled code reads them."""
         return np.array([self.beta1, self.beta2, self.eps, self.decay])
 
-    def memory(self, value: Tensor) -> tuple[Tensor, ...]:
+    def memory(self, value: Array) -> tuple[Array, ...]:
         """First moment, second moment, steps taken."""
-        clock = torch.zeros(value.shape[0], *([1] * (value.ndim - 1)))
-        return torch.zeros_like(value), torch.zeros_like(value), clock
+        clock = np.zeros((value.shape[0], *[1] * (value.ndim - 1)), value.dtype)
+        return np.zeros_like(value), np.zeros_like(value), clock
 
-    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: Rate) -> None:
+    def step(self, value: Array, gradient: Array, memory: tuple[Array, ...], rate: Rate) -> None:
         """One step with bias correction."""
-        rows = (value.shape[0], value[:1].numel())
-        x, first, second = (part.view(rows).numpy() for part in (value, *memory[:2]))  # a view: they move in place
-        rates = rate.reshape(-1).numpy() if isinstance(rate, Tensor) else np.full(1, rate, dtype=np.float32)
-        adam_rows(x, gradient.reshape(rows).numpy(), first, second, memory[2].view(-1).numpy(), rates, self.numbers)
+        from fedmosaic.algorithm.compiled import adam_rows
 
-
-@numba.njit(cache=True, error_model="numpy")
-def adam_rows(value: Any, gradient: Any, first: Any, second: Any, clock: Any, rates: Any, settings: Any) -> None:
-    """Every row of a tensor once: its clock, its moments, itself."""
-    one, time = np.float32(1), np.float64(0)
-    keep1, keep2 = np.float32(settings[0]), np.float32(settings[1])
-    eps, decay, left1, left2 = np.float32(settings[2]), np.float32(settings[3]), one, one
-    for i in range(clock.size):
-        clock[i] += one
-        if clock[i] != time:  # neighbours mostly share a clock
-            time = clock[i]
-            left1, left2 = np.float32(1 - settings[0] ** time), np.float32(1 - settings[1] ** time)
-        rate = rates[i] if rates.size > 1 else rates[0]
-        x, g, m, v = value[i], gradient[i], first[i], second[i]
-        for d in range(x.size):
-            slope = g[d] + decay * x[d]
-            m[d] += (one - keep1) * (slope - m[d])
-            v[d] = keep2 * v[d] + (one - keep2) * slope * slope
-            x[d] -= rate * (m[d] / left1) / (np.sqrt(v[d] / left2) + eps)
+        first, second, clock = memory
+        rates = np.full(1, rate, np.float32) if not isinstance(rate, np.ndarray) else rate.reshape(-1)
+        adam_rows(_flat(value), _flat(gradient), _flat(first), _flat(second), clock.reshape(-1), rates, self.numbers)
 
 
 @dataclass(frozen=True)
@@ -169,14 +158,19 @@ class Adagrad:
     eps: float = 1e-10
     persistent: bool = False
 
-    def memory(self, value: Tensor) -> tuple[Tensor, ...]:
+    def memory(self, value: Array) -> tuple[Array, ...]:
         """Sum of squared gradients."""
-        return (torch.zeros_like(value),)
+        return (np.zeros_like(value),)
 
-    def step(self, value: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], rate: Rate) -> None:
+    def step(self, value: Array, gradient: Array, memory: tuple[Array, ...], rate: Rate) -> None:
         """One step."""
-        memory[0].addcmul_(gradient, gradient)
-        value.sub_(gradient / memory[0].sqrt().add_(self.eps) * rate)
+        memory[0][:] += gradient * gradient
+        value -= gradient / (np.sqrt(memory[0]) + np.float32(self.eps)) * rate
+
+
+def _flat(value: Array) -> Array:
+    """An array as rows of numbers; a view, so that it moves in place."""
+    return value.reshape(value.shape[0], -1)
 
 
 @dataclass(frozen=True)
@@ -185,7 +179,7 @@ class Move:
 
     names: tuple[str, ...]
     rate: Schedule
-    rule: Optimiser = SGD()
+    rule: StepRule = SGD()
 
     @property
     def spreads(self) -> float:
@@ -219,7 +213,10 @@ class Pass:
     batch_size: int = 256
     step_decay: float = 1.0
     tolerance: float = 0.0
-    part: Part = "all"
+    part: ExamplePart = "all"
+
+    def __post_init__(self) -> None:
+        one_of("part of the examples", self.part, PARTS)
 
     @property
     def uneven(self) -> bool:
@@ -227,10 +224,10 @@ class Pass:
         return self.step_decay != 1 or self.tolerance > 0 or self.part != "all"
 
 
-Losses = Callable[[Mapping[str, Tensor]], Tensor]  # parameters of a block -> one loss per client
+Losses = Callable[[Mapping[str, "Tensor"]], "Tensor"]  # parameters of a block -> one loss per client
 
 
-class Slope(Protocol):
+class GradientRule(Protocol):
     """How a gradient is taken: (losses, where, owner of each row, context) -> losses, gradients."""
 
     def __call__(
@@ -240,11 +237,19 @@ class Slope(Protocol):
         ...
 
 
-def plain_slope(
+def plain_gradient(
     losses: Losses, at: Mapping[str, Tensor], owners: Mapping[str, Tensor], ctx: Context
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The gradient at the point itself; losses of all clients are added, since no two own the same row."""
+    import torch
+
     leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
     value = losses(leaves)
-    gradients = torch.autograd.grad(value.sum(), list(leaves.values()))
-    return value.detach(), dict(zip(leaves, gradients, strict=True))
+    found: tuple[Tensor | None, ...] = (None,) * len(leaves)
+    if value.requires_grad:
+        found = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+    gradients = {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
+    unused = [name for name in leaves if name not in gradients]
+    if unused:
+        raise SettingsError(f"a phase moves {', '.join(unused)}, which the loss does not use; take it out of the moves")
+    return value.detach(), gradients

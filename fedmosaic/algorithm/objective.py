@@ -6,14 +6,13 @@ Beside them, what an algorithm computes rather than trains (`Prepare`), for exam
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
-
-import torch
-from torch import Tensor
-from torch.nn import functional
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.view import Batch, Model, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Objective(Protocol):
@@ -66,6 +65,8 @@ class ChunkedBCE:
 
     def __call__(self, model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
         """The client's examples in their order, the last chunk as short as it comes."""
+        import torch
+
         chunk = torch.arange(batch.weight.shape[1]) // self.size
         counts = batch.weight.new_zeros(batch.weight.shape[0], int(chunk[-1]) + 1).index_add_(1, chunk, batch.weight)
         share = batch.weight / counts.clamp(min=1)[:, chunk]
@@ -73,6 +74,8 @@ class ChunkedBCE:
 
 
 def _cross_entropy(model: Model, view: View, batch: Batch) -> Tensor:
+    from torch.nn import functional
+
     scores = model.score(view, batch.items)
     return functional.binary_cross_entropy_with_logits(scores, batch.labels, reduction="none")
 

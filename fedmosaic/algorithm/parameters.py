@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmosaic.core import keys
+from fedmosaic.core.errors import one_of
 
 F32 = npt.NDArray[np.float32]
 
@@ -56,6 +57,9 @@ class Init:
     kind: Literal["normal", "uniform", "zero"] = "normal"
     scale: float = 0.01
     same: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("beginning", self.kind, ("normal", "uniform", "zero"))
 
 
 @dataclass(frozen=True)

@@ -1,55 +1,157 @@
-"""The server: how summed uploads become the next shared parameters.
+"""The server: how uploads become the next shared parameters.
 
     mean       total / clients of the round
     row-mean   total / clients that trained the row (whole tensors: clients)
     sum        total
 
-The reduced change is handed to a step rule as a gradient: plain averaging is the rule SGD with rate 1. A `threshold`
-pulls every number of an item table that far towards zero after the step, so that small ones are not sent at all.
+A reduction is a value that others can add (`fedmosaic.extend.register_reduction`); one that needs every upload by
+itself, such as a median, says so. The reduced change is handed to a step rule as a gradient: plain averaging is the rule
+SGD with rate 1. A `threshold` pulls every number of an item table that far towards zero after the step, so that small
+ones are not sent at all.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from fedmosaic.algorithm.local import SGD, Context, Optimiser, Schedule, value_of
+from fedmosaic.algorithm.local import SGD, Context, Schedule, StepRule, value_of
 from fedmosaic.algorithm.parameters import F32, Axis, Spec
-from fedmosaic.algorithm.upload import Sum, Upload
+from fedmosaic.algorithm.upload import Upload, UploadSum
+from fedmosaic.core.errors import SettingsError, one_of
+
+F64 = npt.NDArray[np.float64]
+
+
+class Reduction(Protocol):
+    """How the changes that clients send of a parameter become one."""
+
+    @property
+    def each(self) -> bool:
+        """Whether it must see every client's change by itself; then no secure sum can hide it."""
+        ...
+
+    @property
+    def counts_senders(self) -> bool:
+        """Whether it must know how many clients trained each row."""
+        ...
+
+    def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
+        """The one change of a parameter.
+
+        spec: the parameter. changes: the sum of the clients' changes; where the reduction needs `each`, all of them,
+        along the first axis. total: how many clients there are (`clients`), and per item how many trained it (`touched`).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """total / clients of the round."""
+
+    each: ClassVar[bool] = False
+    counts_senders: ClassVar[bool] = False
+
+    def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
+        """The mean."""
+        return changes / max(total.clients, 1)
+
+
+@dataclass(frozen=True)
+class RowMean:
+    """total / clients that trained the row; whole tensors: clients of the round."""
+
+    each: ClassVar[bool] = False
+    counts_senders: ClassVar[bool] = True
+
+    def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
+        """The mean of each row."""
+        if spec.axis is not Axis.ITEM:
+            return changes / max(total.clients, 1)
+        return changes / np.maximum(total.touched, 1).reshape(-1, *[1] * (changes.ndim - 1))
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum itself."""
+
+    each: ClassVar[bool] = False
+    counts_senders: ClassVar[bool] = False
+
+    def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
+        """As it is."""
+        return changes
+
+
+REDUCTIONS: dict[str, Reduction] = {"mean": Mean(), "row-mean": RowMean(), "sum": Total()}
+
+
+def register_reduction(name: str, reduction: Reduction) -> None:
+    """Add a reduction of one's own, so that `Server(name)` knows it."""
+    if name in REDUCTIONS:
+        raise SettingsError(f"there is a reduction {name!r} already; choose another name")
+    REDUCTIONS[name] = reduction
 
 
 @dataclass(frozen=True)
 class Server:
-    """Reduction and step rule; the rule's memory is part of the server's state."""
+    """Reduction (by name, or one's own) and step rule; the rule's memory is part of the server's state.
 
-    reduce: Literal["mean", "row-mean", "sum"] = "mean"
-    rule: Optimiser = SGD()
+    >>> Server("median")
+    Traceback (most recent call last):
+    fedmosaic.core.errors.UnknownNameError: unknown reduction 'median'; did you mean 'mean'? known: mean, row-mean, sum
+    """
+
+    reduce: Reduction | str = "mean"
+    rule: StepRule = SGD()
     rate: Schedule = 1.0
     threshold: float = 0.0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.reduce, str):
+            one_of("reduction", self.reduce, REDUCTIONS)
+            object.__setattr__(self, "reduce", REDUCTIONS[self.reduce])
+
+    @property
+    def reduction(self) -> Reduction:
+        """The reduction itself."""
+        assert not isinstance(self.reduce, str)
+        return self.reduce
+
     def memory(self, value: F32) -> tuple[F32, ...]:
         """Fresh memory of the rule for a parameter."""
-        return tuple(m.numpy() for m in self.rule.memory(torch.from_numpy(_rows(value))))
+        return self.rule.memory(_rows(value))
 
     def step(
-        self, spec: Spec, upload: Upload, value: F32, memory: tuple[F32, ...], total: Sum, ctx: Context
+        self, spec: Spec, upload: Upload, value: F32, memory: tuple[F32, ...], total: UploadSum, ctx: Context
     ) -> tuple[F32, tuple[F32, ...]]:
         """The next value of one parameter, and of the rule's memory."""
-        change = upload.decode(spec, total.total(spec.name, value), ctx)
-        if self.reduce == "row-mean" and spec.axis is Axis.ITEM:
-            change = change / np.maximum(total.touched, 1).reshape(-1, *[1] * (change.ndim - 1))
-        elif self.reduce != "sum":
-            change = change / max(total.clients, 1)
-        gradient = torch.from_numpy(_rows(change if upload.kind == "gradient" else -change).astype(np.float32))
-        moved = torch.from_numpy(_rows(value).copy())
-        kept = tuple(torch.from_numpy(m.copy()) for m in memory)
+        if self.reduction.each:
+            changes = np.stack([upload.decode(spec, part.total(spec.name, value), ctx) for part in total.parts])
+        else:
+            changes = upload.decode(spec, total.total(spec.name, value), ctx)
+        change = self.reduction(spec, changes, total)
+        gradient = _rows(change if upload.kind == "gradient" else -change).astype(np.float32)
+        moved, kept = _rows(value).copy(), tuple(m.copy() for m in memory)
         self.rule.step(moved, gradient, kept, value_of(self.rate, ctx))
         if self.threshold and spec.axis is Axis.ITEM:
-            moved = torch.nn.functional.softshrink(moved, self.threshold)
-        return moved.numpy().reshape(value.shape), tuple(m.numpy() for m in kept)
+            moved = soft_threshold(moved, self.threshold)
+        return moved.reshape(value.shape), kept
+
+
+def soft_threshold(value: F32, size: float) -> F32:
+    """sign(x) · max(|x| - size, 0).
+
+    >>> soft_threshold(np.array([0.5, -0.1, -2.0], dtype=np.float32), 0.25).tolist()
+    [0.25, 0.0, -1.75]
+    """
+    far = np.float32(size)
+    inner = np.where(value < -far, value + far, np.float32(0))
+    result: F32 = np.where(value > far, value - far, inner)
+    return result
 
 
 def _rows(value: Any) -> Any:

@@ -17,18 +17,17 @@ from functools import reduce
 from math import prod
 from typing import Any, Literal, Protocol
 
-import numba
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from fedmosaic.algorithm.local import Context
+from fedmosaic.algorithm.local import Array, Context
 from fedmosaic.algorithm.parameters import Spec
-from fedmosaic.core.errors import ScoreError
+from fedmosaic.core.errors import ScoreError, one_of
+from fedmosaic.core.fixed_point import SCALE
 
-SCALE = float(1 << 32)  # resolution 2.3e-10
-LIMIT = float(1 << 20)
 SMALLEST_PAD = 64
+KINDS = ("value", "delta", "gradient")
+SUPPORTS = ("dense", "padded", "touched", "nonzero")
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -38,9 +37,9 @@ I32 = npt.NDArray[np.int32]
 class Parcel:
     """Changes of a block of clients on their way out: rows that changed, what they were, and whose they are."""
 
-    changes: Mapping[str, Tensor]
-    before: Mapping[str, Tensor]
-    owners: Mapping[str, Tensor]  # per row, the client's place in the block
+    changes: Mapping[str, Array]
+    before: Mapping[str, Array]
+    owners: Mapping[str, Array]  # per row, the client's place in the block
     items: Mapping[str, I32]  # per row of an item table, its item; other tensors are not named here
     members: I64  # the clients
     ctx: Context
@@ -96,6 +95,10 @@ class Upload:
     stack: tuple[Encoder, ...] = ()
     noise: Noise | None = None
 
+    def __post_init__(self) -> None:
+        one_of("kind of upload", self.kind, KINDS)
+        one_of("support of uploads", self.support, SUPPORTS)
+
     def encode(self, parcel: Parcel) -> Parcel:
         """The device's halves, in order."""
         return reduce(lambda so_far, encoder: encoder.encode(so_far), self.stack, parcel)
@@ -115,7 +118,7 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Sum:
+class UploadSum:
     """Uploads of a group of clients: fixed-point totals, rows' counts of senders, clients, examples, loss.
 
     Decay that reaches rows without examples changes them by the same share for a whole client: `shrink` is the sum of
@@ -129,10 +132,11 @@ class Sum:
     loss: float  # clients' mean losses, added up
     shrink: Mapping[str, int] = field(default_factory=dict)
     numbers: int = 0  # that are not zero, among those sent of item tables
+    parts: tuple[UploadSum, ...] = ()  # every client's own, where the server must see them
 
-    def __add__(self, other: Sum) -> Sum:
+    def __add__(self, other: UploadSum) -> UploadSum:
         """Totals add; integers, so in any order."""
-        return Sum(
+        return UploadSum(
             {name: value + other.totals[name] for name, value in self.totals.items()},
             self.touched + other.touched,
             self.clients + other.clients,
@@ -140,6 +144,7 @@ class Sum:
             self.loss + other.loss,
             {name: value + other.shrink[name] for name, value in self.shrink.items()},
             self.numbers + other.numbers,
+            self.parts + other.parts,
         )
 
     def total(self, name: str, value: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
@@ -159,22 +164,8 @@ def padded_count(rows: int, n_items: int) -> int:
 
 def add_rows(total: I64, rows: npt.NDArray[np.int32], change: npt.NDArray[np.float32]) -> None:
     """total[rows[k]] += change[k] in fixed point; values that no healthy training reaches are refused."""
+    from fedmosaic.algorithm.compiled import add_rows as add
+
     width = prod(total.shape[1:])
-    if not _add_rows(total.reshape(-1, width), rows, change.reshape(-1, width)):
+    if not add(total.reshape(-1, width), rows, change.reshape(-1, width)):
         raise ScoreError("an upload holds NaN or huge values: training diverged; lower the learning rate")
-
-
-def fixed(value: float) -> int:
-    """A number in fixed point."""
-    return int(np.floor(value * SCALE + 0.5))
-
-
-@numba.njit(cache=True)
-def _add_rows(total: I64, rows: npt.NDArray[np.int32], change: npt.NDArray[np.float32]) -> bool:
-    healthy = True
-    for k in range(rows.size):
-        row = np.uint32(rows[k])
-        for d in range(change.shape[1]):
-            healthy &= abs(change[k, d]) < LIMIT  # false for NaN too
-            total[row, d] += np.int64(np.floor(np.float64(change[k, d]) * SCALE + 0.5))
-    return healthy

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from fedmosaic.algorithm.parameters import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class View:
             return _one_layer(weight[0], bias[0], parts, list(begins))
         result = bias.unsqueeze(1)
         for part, begin in sorted(zip(parts, begins, strict=False), key=lambda pair: pair[0].shape[1]):
-            result = torch.baddbmm(result, part, weight[:, begin : begin + part.shape[-1]])
+            result = result.baddbmm(part, weight[:, begin : begin + part.shape[-1]])
         return result
 
 
@@ -106,7 +106,7 @@ def _one_layer(weight: Tensor, bias: Tensor, parts: tuple[Tensor, ...], begins: 
     return result
 
 
-Reading = Callable[[View, Tensor], Tensor]
+Reading = Callable[[View, "Tensor"], "Tensor"]
 
 
 def _gather(table: Tensor, index: Tensor) -> Tensor:

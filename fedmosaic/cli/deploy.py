@@ -39,12 +39,16 @@ def init(
 ) -> None:
     """Write ready folders: the server's with its certificates, and one for each node with its key."""
     from fedmosaic.deploy import fleet
-    from fedmosaic.deploy.agreement import Pact, catalogue_digest
+    from fedmosaic.deploy.agreement import Agreement, catalogue_digest
     from fedmosaic.methods.registry import entry, validated
     from fedmosaic.runs.settings import parse_pairs
 
     given = parse_pairs(settings or [])
-    own = {k: v for k, v in given.items() if k in Pact.model_fields and k not in ("method", "method_settings", "items")}
+    own = {
+        k: v
+        for k, v in given.items()
+        if k in Agreement.model_fields and k not in ("method", "method_settings", "items")
+    }
     chosen = validated(entry(method).settings, {k: v for k, v in given.items() if k not in own}, f"method {method}")
     kept = {k: v for k, v in chosen.model_dump().items() if k in given and v is not None}
     catalogue = _table(items)
@@ -54,8 +58,8 @@ def init(
         raise DataError("holds items twice", source=items)
     agreed = {**own, "method": method, "method_settings": kept, "items": catalogue_digest(catalogue)}
     nodes = {f"device-{n}": 1 for n in range(devices)} | dict(_silo(word) for word in silos or [])
-    pact = validated(Pact, agreed, "the agreement")
-    place = fleet.init(folder, pact, catalogue, nodes, fleet.Link(address))
+    agreement = validated(Agreement, agreed, "the agreement")
+    place = fleet.init(folder, agreement, catalogue, nodes, fleet.Link(address))
     print(f"{place}: start with `fedmosaic deploy server {place}`")
     for name, users in nodes.items():
         kind = f"device {folder / name} --history FILE" if users == 1 else f"silo {folder / name} --data FILE"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
 
 
@@ -23,7 +24,7 @@ class UnknownNameError(RequestError, LookupError):
 
     >>> raise UnknownNameError("data set", "ml100k", ["ml-100k", "ml-1m"])
     Traceback (most recent call last):
-    fedmosaic.errors.UnknownNameError: unknown data set 'ml100k'; did you mean 'ml-100k'? known: ml-100k, ml-1m
+    fedmosaic.core.errors.UnknownNameError: unknown data set 'ml100k'; did you mean 'ml-100k'? known: ml-100k, ml-1m
     """
 
     def __init__(self, kind: str, name: object, known: Iterable[object], hint: str = "") -> None:
@@ -38,12 +39,24 @@ class UnknownNameError(RequestError, LookupError):
         return str(self.args[0])
 
 
+def one_of(kind: str, value: object, known: Iterable[object]) -> None:
+    """Refuse a value that is not among those known.
+
+    >>> one_of("kind of upload", "median", ("value", "delta"))
+    Traceback (most recent call last):
+    fedmosaic.core.errors.UnknownNameError: unknown kind of upload 'median'; known: value, delta
+    """
+    names = list(known)
+    if value not in names:
+        raise UnknownNameError(kind, value, names)
+
+
 class DataError(FedmosaicError):
     """Input data cannot be used; says file, line, column and reason.
 
     >>> raise DataError("is not a number: 'five'", source="shop.csv", line=7, column="stars")
     Traceback (most recent call last):
-    fedmosaic.errors.DataError: shop.csv, line 7, column 'stars': is not a number: 'five'
+    fedmosaic.core.errors.DataError: shop.csv, line 7, column 'stars': is not a number: 'five'
     """
 
     def __init__(self, reason: str, *, source: object = "data", line: int | None = None, column: object = None) -> None:
@@ -68,5 +81,18 @@ class RunError(FedmosaicError):
     """A run folder is missing, incomplete, or belongs to something else."""
 
 
+class ForeignError(RunError):
+    """A file holds what belongs to another run, node, method or width."""
+
+
 class ScoreError(FedmosaicError):
     """A recommender produced scores that cannot be ranked (NaN or infinite)."""
+
+
+class RenamedWarning(FutureWarning):
+    """An old name was used; it is accepted for one version."""
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Say that a name has changed."""
+    warnings.warn(f"{old} is now {new}; the old name is accepted for one version", RenamedWarning, stacklevel=3)

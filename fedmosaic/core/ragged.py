@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -98,6 +101,8 @@ class Ragged:
 
     def to_csr(self, n_columns: int) -> sparse.csr_array:
         """Indicator matrix rows × columns (repeats count once)."""
+        from scipy import sparse
+
         clean = self.unique()
         data = np.ones(clean.values.size, dtype=np.float32)
         shape = (len(clean), n_columns)

@@ -7,9 +7,8 @@ cuts batches from the front, the last one as short as it comes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -19,11 +18,7 @@ from fedmosaic.core.ragged import I32, I64, Ragged, offsets_of
 from fedmosaic.data.negatives import sample_negatives
 from fedmosaic.data.training_set import TrainingSet
 
-Part = Literal["all", "support", "query"]
-
-_mix = numba.njit(inline="always")(keys.mix)
-_GOLDEN = keys.GOLDEN
-_S32 = np.uint64(32)
+ExamplePart = Literal["all", "support", "query"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +31,9 @@ class Examples:
     places: I32  # among the user's positives, or among its negatives
     offsets: I64  # per client
     members: Ragged  # users of each client
-    numbers: I64  # of the clients, in the federation
+    client_ids: I64  # in the federation
 
-    def part(self, part: Part) -> tuple[I64, I64]:
+    def part(self, part: ExamplePart) -> tuple[I64, I64]:
         """Places of a part's examples, and where each client's begin: every other positive and negative, or the rest.
 
         A user with one positive has all of its examples in both parts.
@@ -90,7 +85,7 @@ def make_examples(data: TrainingSet, clients: I64, *, negatives: int, seed: int,
         data.n_items,
         seed=seed,
         round=round,
-        users=data.number(users.values.astype(np.int64)),
+        users=data.ids_of(users.values.astype(np.int64)),
     )
     # User by user: positives, then negatives.
     per_user = histories.lengths + drawn.lengths
@@ -103,7 +98,7 @@ def make_examples(data: TrainingSet, clients: I64, *, negatives: int, seed: int,
     at = np.repeat(starts[:-1] + histories.lengths - drawn.offsets[:-1], drawn.lengths) + np.arange(drawn.values.size)
     items[at], places[at] = drawn.values, within(drawn)
     owner = np.repeat(np.arange(users.values.size, dtype=np.int32), per_user)
-    return Examples(items, labels, owner, places, starts[users.offsets], users, data.number(clients))
+    return Examples(items, labels, owner, places, starts[users.offsets], users, data.ids_of(clients))
 
 
 def within(ragged: Ragged) -> I64:
@@ -115,7 +110,9 @@ def shuffled(offsets: I64, clients: I64, *, seed: int, round: int, epoch: int) -
     """For each client a keyed permutation of its examples, as positions in the flat arrays."""
     key = keys.derive(seed=seed, purpose=keys.Purpose.SHUFFLE, round=round, client=clients)
     order = np.arange(offsets[-1], dtype=np.int64)
-    _shuffle(order, offsets, keys.fold(key, keys.words(epoch)))
+    from fedmosaic.data.compiled import shuffle
+
+    shuffle(order, offsets, keys.fold(key, keys.words(epoch)))
     return order
 
 
@@ -124,38 +121,7 @@ def localise(items: I32, offsets: I64, n_items: int) -> tuple[I64, Ragged]:
     index = np.empty(items.size, dtype=np.int64)
     touched = np.empty(items.size, dtype=np.int32)
     row_offsets = np.zeros(offsets.size, dtype=np.int64)
-    _localise(items, offsets, n_items, index, touched, row_offsets)
+    from fedmosaic.data.compiled import localise as number
+
+    number(items, offsets, n_items, index, touched, row_offsets)
     return index, Ragged(touched[: row_offsets[-1]], row_offsets)
-
-
-@numba.njit(inline="always")
-def shuffle_client(order: Any, begin: Any, end: Any, key: Any) -> None:
-    """Fisher-Yates on order[begin:end], draws from the key's counter."""
-    state = key
-    for i in range(end - 1, begin, -1):
-        state += _GOLDEN
-        j = begin + np.int64(((_mix(state) >> _S32) * np.uint64(i - begin + 1)) >> _S32)
-        order[i], order[j] = order[j], order[i]
-
-
-@numba.njit(cache=True)
-def _shuffle(order: I64, offsets: I64, client_keys: keys.U64) -> None:
-    for client in range(offsets.size - 1):
-        shuffle_client(order, offsets[client], offsets[client + 1], client_keys[client])
-
-
-@numba.njit(cache=True)
-def _localise(items: I32, offsets: I64, n_items: int, index: I64, touched: I32, row_offsets: I64) -> None:
-    owner = np.full(n_items, -1, dtype=np.int64)
-    place = np.empty(n_items, dtype=np.int64)
-    rows = 0
-    for client in range(offsets.size - 1):
-        for e in range(offsets[client], offsets[client + 1]):
-            item = items[e]
-            if owner[item] != client:
-                owner[item] = client
-                place[item] = rows
-                touched[rows] = item
-                rows += 1
-            index[e] = place[item]
-        row_offsets[client + 1] = rows

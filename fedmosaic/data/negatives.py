@@ -13,22 +13,18 @@ gets no negatives.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedmosaic.core import keys
 from fedmosaic.core.errors import UnknownNameError
-from fedmosaic.core.ragged import I32, I64, Ragged, offsets_of
+from fedmosaic.core.ragged import Ragged, offsets_of
 from fedmosaic.data.split import Part, Split
+from fedmosaic.data.training_set import TrainingSet
 
 Pool = Literal["strict", "legacy", "isolated"]
-
-_mix = numba.njit(inline="always")(keys.mix)
-_GOLDEN = keys.GOLDEN
-_S32 = np.uint64(32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +82,9 @@ def sample_negatives(
     client_keys = keys.derive(seed=seed, purpose=keys.Purpose.NEGATIVES, round=round, client=who)
     offsets = offsets_of(counts)
     out = np.empty(offsets[-1], dtype=np.int32)
-    _draw(excluded.values, excluded.offsets, client_keys, offsets, n_items, out)
+    from fedmosaic.data.compiled import draw
+
+    draw(excluded.values, excluded.offsets, client_keys, offsets, n_items, out)
     return Ragged(out, offsets)
 
 
@@ -102,7 +100,9 @@ def draw_candidates(split: Split, wanted: int = 99, *, seed: int = 0) -> Candida
     client_keys = keys.derive(seed=seed, purpose=keys.Purpose.CANDIDATES, client=np.arange(split.n_users))
     offsets = offsets_of(counts)
     out = np.empty(offsets[-1], dtype=np.int32)
-    _draw_distinct(history.values, history.offsets, client_keys, offsets, split.n_items, out)
+    from fedmosaic.data.compiled import draw_distinct
+
+    draw_distinct(history.values, history.offsets, client_keys, offsets, split.n_items, out)
     drawn = Ragged(out, offsets)
     first = np.arange(out.size) - np.repeat(offsets[:-1], counts) < np.repeat(counts // 2, counts)
     rows = drawn.rows
@@ -110,54 +110,8 @@ def draw_candidates(split: Split, wanted: int = 99, *, seed: int = 0) -> Candida
     return Candidates(validation, test, wanted, split.test.lengths > 0)
 
 
-@numba.njit(inline="always")
-def unseen_item(rank: Any, excluded: Any, low: Any, high: Any) -> Any:
-    """The item of a given rank among those not in the sorted `excluded[low:high]` (binary search)."""
-    first, last = low, high
-    while first < last:
-        middle = (first + last) >> 1
-        if excluded[middle] - (middle - low) > rank:
-            last = middle
-        else:
-            first = middle + 1
-    return rank + (first - low)
-
-
-@numba.njit(cache=True)
-def _draw(excluded: I32, starts: I64, client_keys: keys.U64, offsets: I64, n_items: int, out: I32) -> None:
-    for client in range(offsets.size - 1):
-        low, high = starts[client], starts[client + 1]
-        pool = np.uint64(n_items - (high - low))
-        state = client_keys[client]
-        for slot in range(offsets[client], offsets[client + 1]):
-            state += _GOLDEN
-            rank = np.int64(((_mix(state) >> _S32) * pool) >> _S32)
-            out[slot] = unseen_item(rank, excluded, low, high)
-
-
-@numba.njit(cache=True)
-def _draw_distinct(excluded: I32, starts: I64, client_keys: keys.U64, offsets: I64, n_items: int, out: I32) -> None:
-    taken = np.full(n_items, -1, dtype=np.int64)  # the last client that took this rank: never needs clearing
-    ranks = np.empty(n_items, dtype=np.int64)
-    for client in range(offsets.size - 1):
-        low, high = starts[client], starts[client + 1]
-        size, wanted = n_items - (high - low), offsets[client + 1] - offsets[client]
-        state, pool = client_keys[client], np.uint64(size)
-        if size < 2 * wanted:  # rejection would stall near the end: shuffle the whole pool
-            for i in range(size):
-                ranks[i] = i
-            for i in range(wanted):
-                state += _GOLDEN
-                j = i + np.int64(((_mix(state) >> _S32) * np.uint64(size - i)) >> _S32)
-                ranks[i], ranks[j] = ranks[j], ranks[i]
-        else:
-            got = 0
-            while got < wanted:
-                state += _GOLDEN
-                rank = np.int64(((_mix(state) >> _S32) * pool) >> _S32)
-                if taken[rank] != client:
-                    taken[rank] = client
-                    ranks[got] = rank
-                    got += 1
-        for i in range(wanted):
-            out[offsets[client] + i] = unseen_item(ranks[i], excluded, low, high)
+def training_set(split: Split, pool: Pool, candidates: Candidates | None = None) -> TrainingSet:
+    """What training may see of a split under a negative pool (`isolated` needs to know the candidate lists)."""
+    if pool == "isolated" and candidates is None:
+        candidates = draw_candidates(split)
+    return TrainingSet(split.train, excluded_items(split, pool, candidates), split.n_items)

@@ -14,18 +14,18 @@ class TrainingSet:
     """All that training may see: histories by user position, and what may never be a negative.
 
     A client is one user, or (`silos`) holds many; central training is one client that holds everybody. On a device
-    these are only some of the federation's users: `numbers` says which, because draws are keyed by them.
+    these are only some of the federation's users: `client_ids` says which, because draws are keyed by them.
     """
 
     histories: Ragged
     excluded: Ragged
     n_items: int
     silos: Ragged | None = None
-    numbers: I64 | None = None
+    client_ids: I64 | None = None
 
     def __post_init__(self) -> None:
-        if self.numbers is not None and (self.silos is not None or self.numbers.shape != (self.n_users,)):
-            raise ValueError("numbers are of users who are clients, one each")
+        if self.client_ids is not None and (self.silos is not None or self.client_ids.shape != (self.n_users,)):
+            raise ValueError("client ids are of users who are clients, one each")
         if self.silos is not None and np.sort(self.silos.values).tolist() != list(range(self.n_users)):
             raise ValueError("silos must hold every user exactly once")
 
@@ -52,9 +52,9 @@ class TrainingSet:
             return self.silos.take(clients)
         return Ragged(clients.astype(np.int32), np.arange(clients.size + 1))
 
-    def number(self, clients: I64) -> I64:
+    def ids_of(self, clients: I64) -> I64:
         """The clients' (or users') numbers in the federation; their places here, unless said otherwise."""
-        return clients if self.numbers is None else self.numbers[clients]
+        return clients if self.client_ids is None else self.client_ids[clients]
 
     def pooled(self) -> TrainingSet:
         """The same data as one client that holds everybody."""

@@ -18,15 +18,16 @@ from fedmosaic.algorithm.upload import SMALLEST_PAD
 from fedmosaic.core.errors import RunError, SettingsError
 from fedmosaic.core.files import digest_of, write_atomic
 from fedmosaic.data.vocab import Vocab
-from fedmosaic.engines.devices import Array
 from fedmosaic.engines.federation import Federation
+from fedmosaic.engines.state import Array
 from fedmosaic.methods import registry
+from fedmosaic.methods.base import validated
 
 FILE = "federation.toml"
 CATALOGUE = "items.parquet"
 
 
-class Pact(BaseModel):
+class Agreement(BaseModel):
     """The agreement; the digest covers what must be the same everywhere."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,12 +66,12 @@ class Pact(BaseModel):
         write_atomic(folder / FILE, tomli_w.dumps(self.model_dump(exclude_none=True)))
 
     @classmethod
-    def read(cls, folder: Path) -> Pact:
+    def read(cls, folder: Path) -> Agreement:
         """The agreement a folder holds."""
         try:
-            return registry.validated(cls, tomllib.loads((folder / FILE).read_text()), str(folder / FILE))
+            return validated(cls, tomllib.loads((folder / FILE).read_text()), str(folder / FILE))
         except FileNotFoundError:
-            raise RunError(f"{folder} is no folder of a deployment: it holds no {FILE}") from None
+            raise RunError(f"{folder} is not a folder of a deployment: it holds no {FILE}") from None
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{folder / FILE} is not TOML: {error}") from None
 
@@ -80,13 +81,13 @@ def write_catalogue(folder: Path, catalogue: pl.DataFrame) -> None:
     catalogue.write_parquet(folder / CATALOGUE)
 
 
-def read_catalogue(folder: Path, pact: Pact) -> tuple[Vocab, pl.DataFrame | None]:
+def read_catalogue(folder: Path, agreement: Agreement) -> tuple[Vocab, pl.DataFrame | None]:
     """The agreed items, and their titles where known."""
     try:
         table = pl.read_parquet(folder / CATALOGUE)
     except (FileNotFoundError, pl.exceptions.PolarsError) as error:
         raise RunError(f"{folder} holds no readable catalogue: {error}") from None
-    if catalogue_digest(table) != pact.items:
+    if catalogue_digest(table) != agreement.items:
         raise RunError(f"{folder / CATALOGUE} is not the catalogue that was agreed on (items or their order differ)")
     return Vocab(table["item"], "item"), table if "title" in table.columns else None
 

@@ -15,7 +15,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,35 @@ import numpy as np
 
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import Axis
-from fedmosaic.algorithm.upload import Sum
-from fedmosaic.core.errors import RunError, SettingsError
+from fedmosaic.algorithm.upload import UploadSum
+from fedmosaic.core.errors import ForeignError, SettingsError
 from fedmosaic.core.files import load_tensors, save_tensors
 from fedmosaic.core.ragged import I64
 from fedmosaic.data.batches import draw_cohort, round_half_up
-from fedmosaic.deploy.agreement import Pact, stamp_of
-from fedmosaic.deploy.protocol import WHOLE, Refused, Reply, Rules, Task, Transport, Update, changed_since
-from fedmosaic.engines.devices import Array
-from fedmosaic.engines.round import apply
+from fedmosaic.deploy.agreement import Agreement, stamp_of
+from fedmosaic.deploy.protocol import (
+    WHOLE,
+    Refused,
+    Reply,
+    Rules,
+    TaskMessage,
+    Transport,
+    UpdateMessage,
+    changed_since,
+)
+from fedmosaic.engines.state import Array, ServerState, checked
+from fedmosaic.engines.uploads import apply
 
 STATE = "server.safetensors"
 PAUSE = 0.05  # seconds between two looks for answers
 MANY_ROUNDS = 1 << 32  # draws of a round that is begun again are keyed apart from all rounds
 OWED = 1.0  # deadlines after its round closed until an unanswered task is forgotten
 
-Roster = Mapping[str, I64]  # admitted nodes, and the numbers of their clients
+Roster = Mapping[str, I64]  # admitted nodes, and the ids of their clients
 
 
 @dataclass
-class Asked:
+class OpenTask:
     """A task that is out."""
 
     node: str
@@ -55,10 +64,10 @@ class Asked:
 
 
 @dataclass
-class Count:
+class RoundCount:
     """What has come in for a round."""
 
-    total: Sum | None = None
+    total: UploadSum | None = None
     nodes: list[str] = field(default_factory=list)
     refused: int = 0
     bytes_up: int = 0
@@ -86,28 +95,34 @@ class Coordinator:
         pause: float = PAUSE,
     ) -> None:
         self.place, self.roster, self.transport = place, dict(roster), transport
-        self.pact = Pact.read(place)
-        self.federation, self.n_items = self.pact.build(), n_items
+        self.agreement = Agreement.read(place)
+        self.federation, self.n_items = self.agreement.build(), n_items
         self.clock, self.sleep, self.pause = clock, sleep, pause
         algorithm = self.federation.algorithm
-        self.rules = Rules(algorithm, n_items, self.pact.largest_norm, self.pact.row_quota)
+        self.rules = Rules(algorithm, n_items, self.agreement.largest_norm, self.agreement.row_quota)
         self.tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
-        self.state, self.version = self._stored()
+        self.state, self.moved, self.version = self._stored()
         self.stamp = stamp_of(self.parameters())
-        if self.pact.least > self.clients:
-            raise SettingsError(f"least={self.pact.least}, but only {self.clients} clients are admitted")
-        self.asked: dict[str, Asked] = {}  # by message
+        if self.agreement.least > self.clients:
+            raise SettingsError(f"least={self.agreement.least}, but only {self.clients} clients are admitted")
+        self.asked: dict[str, OpenTask] = {}  # by message
         self.holds: dict[str, int] = {}  # version each node said it holds
 
-    def _stored(self) -> tuple[dict[str, Array], int]:
-        file = self.place / STATE
+    def _stored(self) -> tuple[ServerState, dict[str, Array], int]:
+        """Parameters, per item table the version in which each row moved last, and how far the rounds have come."""
+        file, algorithm = self.place / STATE, self.federation.algorithm
         if file.is_file():
-            state, meta = load_tensors(file)
-            if meta["federation"] != self.pact.digest():
-                raise RunError(f"{file} belongs to another federation (method, seed, catalogue or support differ)")
-            return state, int(meta["round"])
-        state = self.federation.first_server(self.n_items, self.pact.seed)
-        return state | {f"moved/{n}": np.zeros(self.n_items, np.int32) for n in self.tables}, 0
+            arrays, meta = load_tensors(file)
+            if meta["federation"] != self.agreement.digest():
+                raise ForeignError(f"{file} belongs to another federation (method, seed, catalogue or support differ)")
+            state = ServerState.unpack(algorithm, arrays, self.n_items, str(file))
+            return (
+                state,
+                {n: checked(arrays, f"moved/{n}", (self.n_items,), str(file)) for n in self.tables},
+                int(meta["round"]),
+            )
+        state = ServerState.first(algorithm, self.n_items, self.agreement.seed)
+        return state, {n: np.zeros(self.n_items, np.int32) for n in self.tables}, 0
 
     @property
     def clients(self) -> int:
@@ -116,7 +131,7 @@ class Coordinator:
 
     def parameters(self) -> dict[str, Array]:
         """What nodes receive."""
-        return {n: self.state[f"server/{n}"] for n in self.federation.algorithm.received}
+        return dict(self.state.params)
 
     def run(self) -> None:
         """All rounds that are left."""
@@ -126,14 +141,14 @@ class Coordinator:
     def round(self) -> dict[str, Any]:
         """One committed round; attempts with too few clients are given up and begun again."""
         number, begun, abandoned, again = self.version + 1, self.clock(), 0, 0
-        while (count := self._attempt(number, again=again)).total is None or count.clients < self.pact.least:
+        while (count := self._attempt(number, again=again)).total is None or count.clients < self.agreement.least:
             abandoned += count.bytes_down > 0  # somebody was asked
             if count.bytes_down or not again:
-                detail = f"{count.clients} clients answered, {self.pact.least} are needed; waiting for more"
+                detail = f"{count.clients} clients answered, {self.agreement.least} are needed; waiting for more"
                 self._log("refused.jsonl", {"round": number, "node": "all", **Refused("least", detail).line()})
             again += 1
             self.sleep(1.0)
-        ctx = Context(number, self.pact.seed, self.n_items, self.clients)
+        ctx = Context(number, self.agreement.seed, self.n_items, self.clients)
         self._commit(apply(self.federation.algorithm, self.state, count.total, ctx), number)
         loss = None if self.federation.algorithm.upload.noise is not None else count.total.loss / count.clients
         line = {
@@ -154,12 +169,12 @@ class Coordinator:
         there = set(self.transport.nodes())
         return [n for n in self.roster if n in there and self.holds.get(n) != self.version]
 
-    def _attempt(self, number: int, *, upload: bool = True, again: int = 0) -> Count:
+    def _attempt(self, number: int, *, upload: bool = True, again: int = 0) -> RoundCount:
         """Ask who is there, and take answers until all or enough have come or the round closes.
 
         A round that is begun `again` draws other clients: those of the first draw may all be away.
         """
-        count, closes = Count(), self.clock() + self.pact.deadline
+        count, closes = RoundCount(), self.clock() + self.agreement.deadline
         wanted, drawn = self._wanted(number, again) if upload else (self.clients, self.roster)
         mine: set[str] = set()
         self._collect(None, mine)  # what came in between rounds
@@ -182,32 +197,33 @@ class Coordinator:
         participation = self.federation.participation
         if participation == 1:
             return self.clients, self.roster
-        wanted = max(self.pact.least, round_half_up(participation * self.clients))
-        share = min(1.0, wanted / self.clients * self.pact.spare)
+        wanted = max(self.agreement.least, round_half_up(participation * self.clients))
+        share = min(1.0, wanted / self.clients * self.agreement.spare)
         everybody = np.sort(np.concatenate(list(self.roster.values())))
-        drawn = everybody[draw_cohort(everybody.size, share, seed=self.pact.seed, round=number - again * MANY_ROUNDS)]
-        chosen = {node: np.intersect1d(numbers, drawn) for node, numbers in self.roster.items()}
-        return wanted, {node: numbers for node, numbers in chosen.items() if numbers.size}
+        drawn = everybody[
+            draw_cohort(everybody.size, share, seed=self.agreement.seed, round=number - again * MANY_ROUNDS)
+        ]
+        chosen = {node: np.intersect1d(ids, drawn) for node, ids in self.roster.items()}
+        return wanted, {node: ids for node, ids in chosen.items() if ids.size}
 
-    def _ask(self, node: str, clients: I64, number: int, closes: float, upload: bool, count: Count) -> str:
+    def _ask(self, node: str, clients: I64, number: int, closes: float, upload: bool, count: RoundCount) -> str:
         base = self.holds.get(node, WHOLE)
         parameters = self.parameters()
-        moved = {n: self.state[f"moved/{n}"] for n in self.tables}
-        tensors = parameters if base == WHOLE else changed_since(base, parameters, moved)
-        task = Task(
-            federation=self.pact.digest(), round=number, attempt=secrets.token_hex(16), seed=self.pact.seed,
+        tensors = parameters if base == WHOLE else changed_since(base, parameters, self.moved)
+        task = TaskMessage(
+            federation=self.agreement.digest(), round=number, attempt=secrets.token_hex(16), seed=self.agreement.seed,
             version=self.version, stamp=self.stamp, clients=clients, tensors=tensors,
             base=base if any(n.endswith(".rows") for n in tensors) else WHOLE, upload=upload,
         )  # fmt: skip
         content = task.encode()
         count.bytes_down += len(content)
-        patience = max(closes - self.clock(), 0) + OWED * self.pact.deadline
+        patience = max(closes - self.clock(), 0) + OWED * self.agreement.deadline
         message = self.transport.send(node, content, patience)
         until = self.clock() + patience
-        self.asked[message] = Asked(node, task.attempt, clients.size, until, upload, task.base == WHOLE)
+        self.asked[message] = OpenTask(node, task.attempt, clients.size, until, upload, task.base == WHOLE)
         return message
 
-    def _collect(self, count: Count | None, mine: set[str]) -> list[str]:
+    def _collect(self, count: RoundCount | None, mine: set[str]) -> list[str]:
         """Take in what has come; returns the nodes that ask for whole parameters."""
         again = []
         for reply in self.transport.receive():
@@ -224,13 +240,13 @@ class Coordinator:
             self.asked.pop(message)
         return again
 
-    def _counted(self, reply: Reply, asked: Asked | None, count: Count | None, mine: set[str]) -> str:
+    def _counted(self, reply: Reply, asked: OpenTask | None, count: RoundCount | None, mine: set[str]) -> str:
         """Check an answer and count it; its status."""
         if reply.content is None:
             raise Refused("failed", reply.error)
-        update = Update.decode(reply.content)
+        update = UpdateMessage.decode(reply.content)
         now = self.version + 1
-        if update.federation != self.pact.digest():
+        if update.federation != self.agreement.digest():
             raise Refused("federation", f"it belongs to another federation: {update.detail[:200]}")
         if asked is None or update.attempt != asked.attempt:
             raise Refused("duplicate" if update.round == now else "round", f"round {update.round}: nobody waits for it")
@@ -247,17 +263,22 @@ class Coordinator:
                 if not 0 < update.clients <= asked.clients:
                     raise Refused("clients", f"{update.clients} clients, {asked.clients} were asked")
                 one = self.rules.open_sum(update, self.parameters())
+                if self.federation.algorithm.server.reduction.each:
+                    if update.clients != 1:
+                        raise Refused("clients", "this server must see every upload by itself; silos send sums")
+                    one = replace(one, parts=(one,))
                 count.total = one if count.total is None else count.total + one
             count.nodes.append(asked.node)
             count.seconds.append(float(update.seconds))
         return update.status
 
-    def _commit(self, state: dict[str, Array], number: int) -> None:
+    def _commit(self, state: ServerState, number: int) -> None:
         """The round counts from here on."""
         for name in self.tables:
-            moved = (state[f"server/{name}"] != self.state[f"server/{name}"]).reshape(self.n_items, -1).any(1)
-            state[f"moved/{name}"] = np.where(moved, np.int32(number), self.state[f"moved/{name}"])
-        save_tensors(self.place / STATE, state, {"round": number, "federation": self.pact.digest()})
+            changed = (state.params[name] != self.state.params[name]).reshape(self.n_items, -1).any(1)
+            self.moved[name] = np.where(changed, np.int32(number), self.moved[name])
+        arrays = state.pack() | {f"moved/{n}": v for n, v in self.moved.items()}
+        save_tensors(self.place / STATE, arrays, {"round": number, "federation": self.agreement.digest()})
         self.state, self.version = state, number
         self.stamp = stamp_of(self.parameters())
 

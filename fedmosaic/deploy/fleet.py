@@ -1,7 +1,7 @@
 """The folders of a deployment: one for the server, one for every node, each ready to be carried where it belongs.
 
     server/    federation.toml, items.parquet, roster.json, link.toml, ca.crt, ca.key, server.crt, server.key
-    NAME/      federation.toml, items.parquet, numbers.safetensors, link.toml, ca.crt, node.key
+    NAME/      federation.toml, items.parquet, clients.safetensors, link.toml, ca.crt, node.key
 
 `ca.key`, `server.key` and each `node.key` are secrets of the place they lie in. Nodes carry no history until their
 owner brings it, on the node.
@@ -25,7 +25,7 @@ import tomli_w
 from fedmosaic.core.errors import FedmosaicError, RunError, SettingsError
 from fedmosaic.core.files import locked, read_json, write_atomic, write_json
 from fedmosaic.core.ragged import I64
-from fedmosaic.deploy.agreement import Pact, read_catalogue, write_catalogue
+from fedmosaic.deploy.agreement import Agreement, read_catalogue, write_catalogue
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, make_authority, make_certificate, make_node_key
 from fedmosaic.deploy.node import Node
@@ -70,16 +70,16 @@ class Link:
             raise SettingsError(f"{folder / LINK} cannot be read: {error}") from None
 
 
-def init(place: Path, pact: Pact, catalogue: pl.DataFrame, nodes: Mapping[str, int], link: Link) -> Path:
+def init(place: Path, agreement: Agreement, catalogue: pl.DataFrame, nodes: Mapping[str, int], link: Link) -> Path:
     """Write all folders of a new deployment: the server's, and one for each node with so many users."""
     server = place / "server"
     if server.exists():
         raise RunError(f"{place} holds a deployment already; choose another folder or remove it")
     for name, users in nodes.items():
         _check_name(name, users)
-    pact.build()  # a method that cannot be deployed is refused before anything is written
+    agreement.build()  # a method that cannot be deployed is refused before anything is written
     server.mkdir(parents=True, mode=0o700)
-    pact.write(server)
+    agreement.write(server)
     write_catalogue(server, catalogue)
     link.write(server)
     make_authority(server)
@@ -91,14 +91,16 @@ def init(place: Path, pact: Pact, catalogue: pl.DataFrame, nodes: Mapping[str, i
 
 
 def admit(place: Path, name: str, users: int = 1) -> Path:
-    """A folder for one more node: its key, its numbers, and the agreement."""
+    """A folder for one more node: its key, the ids of its clients, and the agreement."""
     server = ServerFolder(place / "server")
     roster, folder = server.entries(), place / name
     _check_name(name, users)
     if name in roster or folder.exists():
         raise RunError(f"{folder} exists already; choose another name")
     first = max((int(e["first"]) + int(e["users"]) for e in roster.values()), default=0)
-    Node.create(folder, server.pact, pl.read_parquet(server.place / "items.parquet"), np.arange(first, first + users))
+    Node.create(
+        folder, server.agreement, pl.read_parquet(server.place / "items.parquet"), np.arange(first, first + users)
+    )
     shutil.copy(server.place / CA, folder / CA)
     server.link.write(folder)
     roster[name] = {"first": first, "users": users, "key": make_node_key(folder), "flower": None}
@@ -118,7 +120,7 @@ class ServerFolder:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.pact = Pact.read(place)
+        self.agreement = Agreement.read(place)
         self.link = Link.read(place)
 
     def entries(self) -> dict[str, dict[str, Any]]:
@@ -167,12 +169,12 @@ class ServerFolder:
         """All rounds that are left; then the outcome for everybody, and for newcomers as long as it is served."""
         try:
             with locked(self.place, "server", patience=30.0):
-                items, _ = read_catalogue(self.place, self.pact)
+                items, _ = read_catalogue(self.place, self.agreement)
                 one = Coordinator(self.place, self.roster(), transport, n_items=len(items), pause=PAUSE)
                 write_json(self.place / OUTCOME, {"token": token, "status": "running"})
                 one.run()
                 now = time.monotonic()
-                owed, until = now + 2 * self.pact.deadline, now + serve
+                owed, until = now + 2 * self.agreement.deadline, now + serve
                 while (one.lacking() and time.monotonic() < owed) or time.monotonic() < until:
                     one.share()
                     time.sleep(1.0)

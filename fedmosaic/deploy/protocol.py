@@ -24,17 +24,18 @@ import numpy.typing as npt
 
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.parameters import Axis
-from fedmosaic.algorithm.upload import LIMIT, SCALE, Sum, add_rows, padded_count
+from fedmosaic.algorithm.upload import UploadSum, add_rows, padded_count
 from fedmosaic.core.errors import FedmosaicError, RunError, ScoreError
 from fedmosaic.core.files import pack, unpack
+from fedmosaic.core.fixed_point import LIMIT, SCALE
 from fedmosaic.core.ragged import I64
-from fedmosaic.engines.devices import Array
+from fedmosaic.engines.state import Array
 
 VERSION = 1
 WHOLE = -1  # the base of a task that carries everything
 LARGEST_SUM = float(1 << 22)  # of a node: a thousand of them stay far from the edge of 64 bits
 
-Reason = Literal[
+RefusalKind = Literal[
     "damaged", "protocol", "federation", "round", "duplicate", "late", "clients", "tensors", "dtype", "shape", "ids",
     "quota", "finite", "norm", "resync", "failed", "least",
 ]  # fmt: skip
@@ -43,9 +44,9 @@ Reason = Literal[
 class Refused(FedmosaicError):  # noqa: N818  (what it is, rather than an error of ours)
     """A message that does not count, and why; the round goes on without it."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: RefusalKind, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason: Reason = reason
+        self.reason: RefusalKind = reason
         self.detail = detail
 
     def line(self) -> dict[str, str]:
@@ -54,7 +55,7 @@ class Refused(FedmosaicError):  # noqa: N818  (what it is, rather than an error 
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class TaskMessage:
     """Work for a node: round, who of its clients takes part, and the server's parameters."""
 
     federation: str  # digest of what everybody agreed on
@@ -73,17 +74,17 @@ class Task:
         return pack({**self.tensors, "clients": self.clients}, _header(self, "task"))
 
     @staticmethod
-    def decode(content: bytes) -> Task:
+    def decode(content: bytes) -> TaskMessage:
         """Read bytes; refused unless they are a whole task of this protocol."""
         tensors, head = _opened(content, "task", TASK)
         clients = tensors.pop("clients", None)
         if clients is None or clients.dtype != np.int64 or clients.ndim != 1:
             raise Refused("tensors", "it does not say whom it asks")
-        return Task(**head, clients=clients, tensors=tensors)
+        return TaskMessage(**head, clients=clients, tensors=tensors)
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
+class UpdateMessage:
     """A node's answer. `resync` asks for whole parameters; `failed` says why there is nothing."""
 
     federation: str
@@ -103,14 +104,14 @@ class Update:
         return pack(self.tensors, _header(self, "update"))
 
     @staticmethod
-    def decode(content: bytes) -> Update:
+    def decode(content: bytes) -> UpdateMessage:
         """Read bytes; refused unless they are a whole update of this protocol."""
         tensors, head = _opened(content, "update", UPDATE)
         if head["status"] not in ("done", "resync", "failed"):
             raise Refused("protocol", "its status is none of done, resync, failed")
         if not 0 <= head["seconds"] < math.inf:
             raise Refused("protocol", "it took an impossible time")
-        return Update(**head, tensors=tensors)
+        return UpdateMessage(**head, tensors=tensors)
 
 
 # What headers hold; JSON can bring anything.
@@ -124,8 +125,8 @@ UPDATE = {
 }  # fmt: skip
 
 
-def _header(value: Task | Update, kind: str) -> dict[str, Any]:
-    left_out = ("tensors",) if isinstance(value, Update) else ("tensors", "clients")
+def _header(value: TaskMessage | UpdateMessage, kind: str) -> dict[str, Any]:
+    left_out = ("tensors",) if isinstance(value, UpdateMessage) else ("tensors", "clients")
     return {"protocol": VERSION, "kind": kind, **{k: v for k, v in vars(value).items() if k not in left_out}}
 
 
@@ -185,7 +186,7 @@ def changed_since(base: int, tensors: Mapping[str, Array], moved: Mapping[str, A
     return result
 
 
-def brought_up(algorithm: Algorithm, n_items: int, held: Mapping[str, Array], task: Task) -> dict[str, Array]:
+def brought_up(algorithm: Algorithm, n_items: int, held: Mapping[str, Array], task: TaskMessage) -> dict[str, Array]:
     """The server's parameters on the node: what it held, with the rows of the task put in; shapes are checked."""
     result: dict[str, Array] = {}
     for name in algorithm.received:
@@ -207,7 +208,7 @@ def brought_up(algorithm: Algorithm, n_items: int, held: Mapping[str, Array], ta
     return result
 
 
-def put_sum(algorithm: Algorithm, total: Sum, seed: int) -> dict[str, Array]:
+def put_sum(algorithm: Algorithm, total: UploadSum, seed: int) -> dict[str, Array]:
     """A node's sum as the tensors of an update; `seed` draws the rows that pad."""
     upload = algorithm.upload
     tensors: dict[str, Array] = {}
@@ -220,7 +221,7 @@ def put_sum(algorithm: Algorithm, total: Sum, seed: int) -> dict[str, Array]:
                 rows = padded(rows, value.shape[0], seed)
             tensors[f"{name}.rows"], sent = rows, sent[rows]
         tensors[name] = sent
-    if algorithm.server.reduce == "row-mean":
+    if algorithm.server.reduction.counts_senders:
         tensors["touched"] = total.touched.astype(np.int32)
     return tensors
 
@@ -246,7 +247,7 @@ class Rules:
     largest_norm: float | None = None  # of all a client sends
     row_quota: int | None = None  # rows a client may send
 
-    def open_sum(self, update: Update, server: Mapping[str, Array]) -> Sum:
+    def open_sum(self, update: UpdateMessage, server: Mapping[str, Array]) -> UploadSum:
         """The sum an update carries, every tensor checked; `Refused` names the first thing that is wrong.
 
         `server` has the parameters the update is about: a share of decay moves all of their rows.
@@ -254,7 +255,7 @@ class Rules:
         names, left = self.algorithm.sent, dict(update.tensors)
         totals, square = {}, 0.0
         touched = np.zeros(self.n_items, dtype=np.int64)
-        if self.algorithm.server.reduce == "row-mean":
+        if self.algorithm.server.reduction.counts_senders:
             touched = self._touched(update, left)
         for name in names:
             rows = self._rows(name, left)
@@ -264,7 +265,7 @@ class Rules:
             totals[name] = self._total(name, value, rows, update.clients)
             square += float(np.square(totals[name] / SCALE).sum())
             self._check_quota(name, totals[name], update.clients)
-            if rows is not None and self.algorithm.server.reduce != "row-mean":
+            if rows is not None and not self.algorithm.server.reduction.counts_senders:
                 touched[rows] = 1
         if left:
             raise Refused("tensors", f"{', '.join(sorted(left))} were not asked for")
@@ -272,7 +273,7 @@ class Rules:
         square += sum(float(np.square(server[n]).sum()) * (s / SCALE) ** 2 for n, s in shrink.items())
         if self.largest_norm is not None and square > (self.largest_norm * update.clients) ** 2:
             raise Refused("norm", f"norm {square**0.5:.3g} of {update.clients} clients; {self.largest_norm:g} each")
-        return Sum(totals, touched, update.clients, 0, self._loss(update), shrink)
+        return UploadSum(totals, touched, update.clients, 0, self._loss(update), shrink)
 
     def _rows(self, name: str, left: dict[str, Array]) -> Array | None:
         rows = left.pop(f"{name}.rows", None)
@@ -321,7 +322,7 @@ class Rules:
                 raise Refused("finite", f"{name} holds NaN or values that no healthy training reaches") from None
         return total if item else total[0]
 
-    def _touched(self, update: Update, left: dict[str, Array]) -> I64:
+    def _touched(self, update: UpdateMessage, left: dict[str, Array]) -> I64:
         value = left.pop("touched", None)
         if value is None or value.dtype != np.int32 or value.shape != (self.n_items,):
             raise Refused("tensors", "the counts of senders are missing or of another shape")
@@ -329,14 +330,14 @@ class Rules:
             raise Refused("ids", "a row cannot have more senders than there are clients")
         return value.astype(np.int64)
 
-    def _loss(self, update: Update) -> float:
+    def _loss(self, update: UpdateMessage) -> float:
         if update.loss is None:
             return 0.0
         if not np.isfinite(update.loss):
             raise Refused("finite", "the loss is not a number")
         return update.loss
 
-    def _shrink(self, update: Update) -> dict[str, int]:
+    def _shrink(self, update: UpdateMessage) -> dict[str, int]:
         allowed = set(self.algorithm.spread)
         if set(update.shrink) != allowed:
             raise Refused("tensors", f"shares of decay for {sorted(update.shrink)}, expected {sorted(allowed)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmosaic.core.files import load_tensors, read_lines
-from fedmosaic.deploy.agreement import Pact
+from fedmosaic.deploy.agreement import Agreement
 from fedmosaic.deploy.coordinator import STATE
 from fedmosaic.deploy.fleet import ROSTER, ServerFolder
 from fedmosaic.deploy.node import STATE as NODE_STATE
@@ -26,10 +26,10 @@ def _server(place: Path) -> dict[str, Any]:
     last: dict[str, Any] = next(iter(read_lines(place / "rounds.jsonl")[-1:]), {})
     roster = folder.entries()
     return {
-        "method": folder.pact.method,
-        "federation": folder.pact.digest(),
+        "method": folder.agreement.method,
+        "federation": folder.agreement.digest(),
         "address": folder.link.address,
-        "rounds": f"{done} of {folder.pact.build().rounds}",
+        "rounds": f"{done} of {folder.agreement.build().rounds}",
         "nodes": len(roster),
         "clients": sum(int(e["users"]) for e in roster.values()),
         "last round": json.dumps(last) if last else "none",
@@ -38,11 +38,11 @@ def _server(place: Path) -> dict[str, Any]:
 
 
 def _node(place: Path) -> dict[str, Any]:
-    pact = Pact.read(place)
+    agreement = Agreement.read(place)
     tensors, meta = load_tensors(place / NODE_STATE) if (place / NODE_STATE).is_file() else ({}, {})
     return {
-        "method": pact.method,
-        "federation": pact.digest(),
+        "method": agreement.method,
+        "federation": agreement.digest(),
         "history": "here" if (place / "history.parquet").is_file() else "not yet: --history brings it",
         "last round": meta.get("round", 0),
         "holds the server's version": meta.get("version", "none"),

@@ -6,10 +6,11 @@ ones and every tensor of the others is simply not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,37 +19,16 @@ from torch import Tensor
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.local import Context, Pass
 from fedmosaic.algorithm.parameters import Axis
-from fedmosaic.algorithm.upload import Sum
 from fedmosaic.algorithm.view import Batch
 from fedmosaic.core.ragged import I64, Ragged, offsets_of
+from fedmosaic.core.threads import VARIABLE, thread_count
 from fedmosaic.data.batches import Examples, localise, make_examples, shuffled
-from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines.devices import Array, Place
-from fedmosaic.training.method import State
+from fedmosaic.engines.state import Array, Place
+from fedmosaic.engines.task import PASSES, Task
 
 Moment = Literal["round", "epoch", "batch"]
-PASSES = 1000  # shuffles of the second pass are numbered from here on, of the third from twice that
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What a round needs: data, the server's parameters, what devices hold, and what is asked of them at the end."""
-
-    data: TrainingSet
-    server: Mapping[str, Array]
-    held: State  # private/..., kept/..., memory/...
-    ctx: Context
-    cohort: I64
-    probe: Ragged | None = None  # per user of the cohort: items to score with the state after local work
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a round yields: the sum of uploads, what devices hold now, the scores that were asked for."""
-
-    total: Sum
-    held: dict[str, Array]
-    probed: Array | None  # flat, like the probe
+if os.environ.get(VARIABLE):
+    torch.set_num_threads(thread_count())
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +51,7 @@ class Block:
     params: dict[str, Tensor]
     before: dict[str, Tensor]  # what will be sent, as it was when the round began
     given: dict[str, Tensor]  # item tables as the server sent them
-    memory: dict[str, tuple[Tensor, ...]]
+    memory: dict[str, tuple[Array, ...]]
     gradients: dict[str, Tensor]  # summed, for gradient uploads
     shrunk: dict[str, Tensor]  # per client: what decay has left of rows without examples
     history: Batch | None = None
@@ -99,8 +79,8 @@ class Block:
             Axis.WHOLE: torch.arange(self.place.clients.size),
         }
 
-    def head(self, axis: Axis, value: Tensor, active: int) -> Tensor:
-        """The part of a tensor that belongs to the first clients (a view: it moves with the whole)."""
+    def head(self, axis: Axis, value: Any, active: int) -> Any:
+        """The part of a tensor or array that belongs to the first clients (a view: it moves with the whole)."""
         if axis is Axis.WHOLE:
             return value[:active]
         owned = self.place.touched if axis is Axis.ITEM else self.place.members
@@ -120,12 +100,6 @@ def plan(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool) -> tupl
     return Place(clients, examples.members, touched, data.n_items), examples, index
 
 
-def users_of(members: Ragged, places: I64) -> I64:
-    """Places among a cohort's users of the users of some of its clients."""
-    everybody = Ragged(np.arange(members.values.size, dtype=np.int32), members.offsets)
-    return everybody.take(places).values.astype(np.int64)
-
-
 def turns(block: Block, one: Pass, number: int, ctx: Context) -> Iterator[Turn]:
     """The turns of a pass. A client rests when it has no examples left in the epoch, or has stopped."""
     chosen, offsets = block.examples.part(one.part)
@@ -133,7 +107,7 @@ def turns(block: Block, one: Pass, number: int, ctx: Context) -> Iterator[Turn]:
     awake, last = np.ones(lengths.size, dtype=bool), np.full(lengths.size, np.nan)
     for epoch in range(one.epochs):
         key = epoch + PASSES * number
-        order = chosen[shuffled(offsets, block.examples.numbers, seed=ctx.own_seed, round=ctx.round, epoch=key)]
+        order = chosen[shuffled(offsets, block.examples.client_ids, seed=ctx.own_seed, round=ctx.round, epoch=key)]
         for start in range(0, int(lengths.max(initial=0)), size):
             left = np.clip(lengths - start, 0, size) * awake
             if not left.any():

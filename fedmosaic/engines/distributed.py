@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -26,38 +26,38 @@ from torch import distributed
 
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.parameters import Axis
-from fedmosaic.algorithm.upload import Sum
+from fedmosaic.algorithm.upload import UploadSum
 from fedmosaic.core.errors import RunError, SettingsError
 from fedmosaic.core.ragged import I64, Ragged, offsets_of, slots
-from fedmosaic.engines.block import Outcome, Task, users_of
-from fedmosaic.engines.devices import Array
-from fedmosaic.engines.fused.pieces import GROUP
+from fedmosaic.engines.engine import Engine
+from fedmosaic.engines.state import Array, DeviceStore, Rows, Stored, pack_devices, unpack_devices
+from fedmosaic.engines.task import Outcome, Task, users_of
 
 PATIENCE = timedelta(minutes=10)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-Run = Callable[[Algorithm, Task, list[I64]], Outcome]  # a part of the cohort, and its groups as places in that part
 
 
 @dataclass(frozen=True)
-class Team:
+class Ranks:
     """This process among others."""
 
     rank: int
     size: int
 
-    def round(self, run: Run, groups: list[I64], algorithm: Algorithm, task: Task) -> Outcome:
-        """A round of the whole cohort, of which this rank runs every so many-th group."""
-        users = task.data.members(task.cohort)
-        places = [_together(groups[rank :: self.size]) for rank in range(self.size)]
+    def round(self, engine: Engine, algorithm: Algorithm, task: Task) -> Outcome:
+        """A round of the whole cohort: the engine's groups are dealt to the ranks in turn, and this one runs its own."""
+        if algorithm.server.reduction.each:
+            raise SettingsError("a server that sees every upload by itself runs in one process")
+        users, groups = task.data.members(task.cohort), engine.parts(task)
+        places = [_joined_places(groups[rank :: self.size]) for rank in range(self.size)]
         mine = places[self.rank]
         sent: dict[str, Array] = {}
         if mine.size:
-            rows = users_of(users, mine)
-            probe = None if task.probe is None else task.probe.take(rows)
+            query = None if task.query_items is None else task.query_items.take(users_of(users, mine))
             ends = offsets_of(np.array([g.size for g in groups[self.rank :: self.size]]))
             local = [np.arange(a, b) for a, b in pairwise(ends)]
-            done = run(algorithm, replace(task, cohort=task.cohort[mine], probe=probe), local)
-            sent = _packed(algorithm, task, done, mine)
+            done = engine.run(replace(task, cohort=task.cohort[mine], query_items=query), local)
+            sent = _packed(algorithm, task, done, task.cohort[mine])
         parts = [(p, tensors) for p, tensors in zip(places, self.exchange(sent), strict=True) if p.size]
         return _joined(algorithm, task, users, parts)
 
@@ -74,105 +74,100 @@ class Team:
         return [load(part.numpy()[: int(size.item())].tobytes()) for part, size in zip(found, sizes, strict=True)]
 
 
-def _together(groups: list[I64]) -> I64:
+def _joined_places(groups: list[I64]) -> I64:
     return np.concatenate([np.zeros(0, np.int64), *groups])
 
 
-def groups_of(cohort: I64) -> list[I64]:
-    """Consecutive groups of the size that the fused engine adds up as floats."""
-    return [np.arange(at, min(at + GROUP, cohort.size)) for at in range(0, cohort.size, GROUP)]
-
-
-def _packed(algorithm: Algorithm, task: Task, done: Outcome, mine: I64) -> dict[str, Array]:
+def _packed(algorithm: Algorithm, task: Task, done: Outcome, clients: I64) -> dict[str, Array]:
     """A rank's outcome as flat tensors: its sum, and what its clients hold now."""
-    total, clients = done.total, task.cohort[mine]
+    total = done.total
     counts = {"clients": total.clients, "examples": total.examples, "loss": total.loss, "numbers": total.numbers}
     header = json.dumps({**counts, "shrink": dict(total.shrink)})
     tensors: dict[str, Array] = {f"total/{n}": v for n, v in total.totals.items()}
     tensors |= {"touched": total.touched, "header": np.frombuffer(header.encode(), dtype=np.uint8)}
-    if done.probed is not None:
-        tensors["probed"] = done.probed
-    for name, value in done.held.items():
-        if value is task.held.get(name):
-            continue  # nobody here changed it
-        if name.endswith(".keys"):
-            own = np.isin(value // task.data.n_items, clients)
-            tensors[f"held/{name}"] = value[own]
-            tensors[f"held/{name[:-5]}.rows"] = done.held[f"{name[:-5]}.rows"][own]
-        elif not name.endswith(".rows"):
-            tensors[f"held/{name}"] = value[_index(algorithm, task, name, clients)]
-    return tensors
+    if done.answers is not None:
+        tensors["answers"] = done.answers
 
+    def own(name: str, stored: Stored) -> Stored:
+        if not isinstance(stored, Rows):
+            return stored[_index(algorithm, task, name, clients)]
+        mine = np.isin(stored.keys // task.data.n_items, clients)
+        return Rows(stored.keys[mine], stored.values[mine], None if stored.scale is None else stored.scale[clients])
 
-def _axis(algorithm: Algorithm, name: str) -> Axis:
-    """Along which axis a stored tensor has rows: the user's, or one for each client (scales of tables too)."""
-    parameter = name.split("/", 1)[1]
-    if name.startswith("memory/"):
-        parameter = parameter.rpartition(".")[0]
-    spec = algorithm.specs.get(parameter)
-    return Axis.USER if spec is not None and spec.axis is Axis.USER else Axis.WHOLE
+    params = {n: own(n, stored) for n, stored in done.devices.params.items()}
+    memory = {n: tuple(own(n, part) for part in parts) for n, parts in done.devices.memory.items()}
+    return tensors | pack_devices(DeviceStore(params, memory))
 
 
 def _index(algorithm: Algorithm, task: Task, name: str, clients: I64) -> I64:
-    """Rows of a stored tensor that belong to some clients."""
-    if _axis(algorithm, name) is Axis.USER:
+    """Rows of a stored tensor that belong to some clients: their users', or one each."""
+    if algorithm.specs[name].axis is Axis.USER:
         return task.data.members(clients).values.astype(np.int64)
     return clients
 
 
-def _joined(
-    algorithm: Algorithm, task: Task, users: Ragged, parts: list[tuple[I64, dict[str, Array]]]
-) -> Outcome:  # fmt: skip
+def _joined(algorithm: Algorithm, task: Task, users: Ragged, parts: list[tuple[I64, dict[str, Array]]]) -> Outcome:
     """All ranks' outcomes as one."""
-    total: Sum | None = None
-    held: dict[str, Array] = dict(task.held)
-    stores: dict[str, list[dict[str, Array]]] = {}
-    probed = None if task.probe is None else np.empty(task.probe.values.size, dtype=np.float32)
+    total: UploadSum | None = None
+    query, stores = task.query_items, []
+    answers = None if query is None else np.empty(query.values.size, dtype=np.float32)
     for places, tensors in parts:
         header = json.loads(tensors["header"].tobytes())
         totals = {n[6:]: v for n, v in tensors.items() if n.startswith("total/")}
-        one = Sum(totals, tensors["touched"], **header)
+        one = UploadSum(totals, tensors["touched"], **header)
         total = one if total is None else total + one
-        clients = task.cohort[places]
-        if probed is not None and task.probe is not None:
-            rows = users_of(users, places)
-            probed[slots(task.probe, rows)] = tensors["probed"]
-        for name in (n[5:] for n in tensors if n.startswith("held/")):
-            value = tensors[f"held/{name}"]
-            if name.endswith((".keys", ".rows")):
-                stores.setdefault(name[:-5], []).append({name[-4:]: value})
-                continue
-            if held.get(name) is task.held.get(name):
-                before = task.held.get(name)
-                held[name] = _fresh(algorithm, task, name, value) if before is None else before.copy()
-            held[name][_index(algorithm, task, name, clients)] = value
-    for name, pieces in stores.items():
-        held |= _merged(task, name, pieces)
+        if answers is not None and query is not None:
+            answers[slots(query, users_of(users, places))] = tensors["answers"]
+        stores.append((task.cohort[places], unpack_devices(algorithm, tensors, "what a rank sent")))
     assert total is not None
-    return Outcome(total, held, probed)
+    old, first = task.devices, stores[0][1]
+    params = {
+        n: _merged(algorithm, task, n, old.params.get(n), [(c, s.params[n]) for c, s in stores if n in s.params])
+        for n in first.params
+    }
+    memory = {}
+    for name, fresh in first.memory.items():
+        before = old.memory.get(name) or (None,) * len(fresh)
+        memory[name] = tuple(
+            _merged(algorithm, task, name, was, [(c, s.memory[name][i]) for c, s in stores])
+            for i, was in enumerate(before)
+        )
+    return Outcome(total, DeviceStore(params, memory), answers)
 
 
-def _fresh(algorithm: Algorithm, task: Task, name: str, value: Array) -> Array:
-    """A tensor nobody had stored before: optimisers begin with zeros, scales with ones."""
-    rows = task.data.n_users if _axis(algorithm, name) is Axis.USER else task.data.n_clients
-    return np.full((rows, *value.shape[1:]), int(name.endswith(".scale")), dtype=value.dtype)
+def _merged(
+    algorithm: Algorithm, task: Task, name: str, old: Stored | None, parts: Sequence[tuple[I64, Stored]]
+) -> Stored:
+    """A stored parameter with what every rank's clients hold put in."""
+    if isinstance(parts[0][1], Rows):
+        assert old is None or isinstance(old, Rows)
+        return _merged_rows(task, old, [(clients, rows) for clients, rows in parts if isinstance(rows, Rows)])
+    assert not isinstance(old, Rows)
+    count = task.data.n_users if algorithm.specs[name].axis is Axis.USER else task.data.n_clients
+    new = np.zeros((count, *parts[0][1].shape[1:]), parts[0][1].dtype) if old is None else old.copy()
+    for clients, value in parts:
+        new[_index(algorithm, task, name, clients)] = value
+    return new
 
 
-def _merged(task: Task, name: str, pieces: list[dict[str, Array]]) -> dict[str, Array]:
-    """The rows of a table by key: those of the cohort from the ranks, the others as they were."""
-    keys = [p["keys"] for p in pieces if "keys" in p]
-    rows = [p["rows"] for p in pieces if "rows" in p]
-    old = task.held.get(f"{name}.keys")
+def _merged_rows(task: Task, old: Rows | None, parts: Sequence[tuple[I64, Rows]]) -> Rows:
+    """Rows by key: those of the cohort from the ranks, the others as they were."""
+    keys, rows = [part.keys for _, part in parts], [part.values for _, part in parts]
+    scale = None if old is None or old.scale is None else old.scale.copy()
+    for clients, part in parts:
+        if part.scale is not None:
+            scale = np.ones((task.data.n_clients, 2), np.float32) if scale is None else scale
+            scale[clients] = part.scale
     if old is not None:
-        still = ~np.isin(old // task.data.n_items, task.cohort)
-        keys, rows = [old[still], *keys], [task.held[f"{name}.rows"][still], *rows]
+        still = ~np.isin(old.keys // task.data.n_items, task.cohort)
+        keys, rows = [old.keys[still], *keys], [old.values[still], *rows]
     every = np.concatenate(keys)
     order = np.argsort(every)
-    return {f"{name}.keys": every[order], f"{name}.rows": np.concatenate(rows)[order]}
+    return Rows(every[order], np.concatenate(rows)[order], scale)
 
 
 @contextmanager
-def joined(rank: int, size: int, rendezvous: str, *, trusted: bool = False) -> Iterator[Team]:
+def joined(rank: int, size: int, rendezvous: str, *, trusted: bool = False) -> Iterator[Ranks]:
     """Meet the other ranks at `file:///...` (one machine) or `tcp://host:port`, and part when done.
 
     An address beyond this machine is refused unless the caller says that the network is trusted.
@@ -194,6 +189,6 @@ def joined(rank: int, size: int, rendezvous: str, *, trusted: bool = False) -> I
     except (RuntimeError, ValueError) as error:
         raise RunError(f"rank {rank} could not meet the others at {rendezvous}: {error}") from None
     try:
-        yield Team(rank, size)
+        yield Ranks(rank, size)
     finally:
         distributed.destroy_process_group()

@@ -1,17 +1,8 @@
-"""A federation: an algorithm bound to rounds, participation and an engine; trained like every other method.
-
-State is one flat mapping of arrays, ready for a checkpoint:
-
-    server/NAME, rule/NAME.i      the server's parameters and its step rule's memory
-    private/NAME..., memory/...   what devices hold (runtime/devices.py)
-    last                          per client, the round of its last participation (0: never)
-    before/NAME, given/NAME       for tuned copies: what a device held, and the table it got, before its last round
-"""
+"""A federation: an algorithm bound to rounds, participation and an engine; trained like every other method."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +14,12 @@ from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.ragged import I64, Ragged, slots
 from fedmosaic.data.batches import cohort_of
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines import answer, devices, loop, simulate
-from fedmosaic.engines.answer import DeviceScorer
-from fedmosaic.engines.block import Outcome, Task
-from fedmosaic.engines.devices import Array
-from fedmosaic.engines.distributed import Team, groups_of
-from fedmosaic.engines.fused import linear as kernel
-from fedmosaic.engines.round import add_noise, apply
-from fedmosaic.evaluation.evaluate import Scorer
-from fedmosaic.training.method import RoundRecord, State
-
-Engine = Literal["auto", "loop", "simulate", "kernel"]
+from fedmosaic.engines.engine import Engine, Holding, Team, choose, holding_of
+from fedmosaic.engines.scorer import DeviceScorer, common_tables, in_common
+from fedmosaic.engines.state import Array, Arrays, FederationState, Replay, ServerState, first_devices
+from fedmosaic.engines.task import Outcome, Task
+from fedmosaic.engines.uploads import add_noise, apply
+from fedmosaic.training.method import RoundRecord
 
 
 @dataclass(frozen=True)
@@ -44,68 +30,66 @@ class Federation:
     rounds: int = 100
     participation: float = 1.0
     pooled: bool = False  # one client that holds everybody: central training
-    engine: Engine = "auto"
+    engine: str = "auto"
     team: Team | None = None  # the processes that share the work; none: this one alone
+    _engines: dict[tuple[str, Holding], Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def start(self, data: TrainingSet, seed: int) -> State:
+    def start(self, data: TrainingSet, seed: int) -> FederationState:
         """Server and devices before round 1."""
         data = self._arranged(data)
-        state: dict[str, Array] = {"last": np.zeros(data.n_clients, dtype=np.int32)}
-        state |= {"seed": np.array([seed]), "n_items": np.array([data.n_items])}
-        for name in self.algorithm.stored:
-            spec = self.algorithm.specs[name]
-            if spec.axis is not Axis.ITEM:
-                state[f"private/{name}"] = devices.first_rows(spec, seed, data)
-        return self.first_server(data.n_items, seed) | state
-
-    def first_server(self, n_items: int, seed: int) -> dict[str, Array]:
-        """The server's part of the state before round 1."""
-        state: dict[str, Array] = {}
-        for name in self.algorithm.received:
-            value = self.algorithm.specs[name].table(seed, n_items)
-            state[f"server/{name}"] = value
-            if name in self.algorithm.sent:
-                state |= {f"rule/{name}.{i}": m for i, m in enumerate(self.algorithm.server.memory(value))}
-        return state
+        server = ServerState.first(self.algorithm, data.n_items, seed)
+        devices = first_devices(self.algorithm, data, seed)
+        return FederationState(seed, data.n_items, server, devices, np.zeros(data.n_clients, dtype=np.int32))
 
     def advance(
-        self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
-    ) -> tuple[State, RoundRecord, Array | None]:
-        """One round: cohort, local work, sum, server step; and, per user, the scores that `probe` asks for."""
-        data = self._arranged(data)
+        self, data: TrainingSet, state: FederationState, round: int, seed: int, query: Ragged | None = None
+    ) -> tuple[FederationState, RoundRecord, Array | None]:
+        """One round: cohort, local work, sum, server step; and, per user, the scores that the query asks for."""
+        data, tuned = self._arranged(data), self.algorithm.answers_with_tuned_copy
         ctx = Context(round, seed, data.n_items, data.n_clients)
         cohort = cohort_of(data, self.participation, seed=seed, round=round)
         members = data.members(cohort).values.astype(np.int64)
         asked = None
-        if probe is not None and self.algorithm.keeps:
-            asked = probe if members.size == data.n_users and data.silos is None else probe.take(members)
-        held, done = self.contribute(data, state, ctx, cohort, asked)
-        after = apply(self.algorithm, held, done.total, ctx)
-        answers = None if probe is None else self._answers(data, state, after, probe, members, done.probed)
-        if answers is not None and self.algorithm.keeps:
-            after["answers"] = answers  # of users who were not asked this round, too
+        if query is not None and tuned:
+            asked = query if members.size == data.n_users and data.silos is None else query.take(members)
+        worked, done = self.contribute(data, state, ctx, cohort, asked)
+        after = replace(worked, server=apply(self.algorithm, worked.server, done.total, ctx))
+        answers = None if query is None else self._answers(data, state, after, query, members, done.answers)
+        if tuned:
+            after = replace(after, answers=answers)  # of users who were not asked this round, too
         return after, self._record(data, state, done), answers
 
     def contribute(
-        self, data: TrainingSet, state: State, ctx: Context, cohort: I64, asked: Ragged | None = None
-    ) -> tuple[dict[str, Array], Outcome]:
+        self, data: TrainingSet, state: FederationState, ctx: Context, cohort: I64, asked: Ragged | None = None
+    ) -> tuple[FederationState, Outcome]:
         """The devices' half of a round: the state with what they hold afterwards, and the sum of what they send."""
-        task = self.task(data, state, ctx, cohort, asked)
-        done = self._run(self.algorithm, task) if self.team is None else self._share(self.team, task)
-        add_noise(self.algorithm, done.total, data.number(cohort), ctx)
-        after = {**state, **done.held, "last": state["last"].copy()}
-        after["last"][cohort] = ctx.round
-        if self.algorithm.keeps:
-            after |= self._remembered(data, state, after["last"], cohort, ctx.round)
+        task = Task(data, state.server.params, state.devices, ctx, cohort, asked)
+        engine = self.engine_for(data)
+        done = engine.run(task) if self.team is None else self.team.round(engine, self.algorithm, task)
+        add_noise(self.algorithm, done.total, data.ids_of(cohort), ctx)
+        last = state.last.copy()
+        last[cohort] = ctx.round
+        after = replace(state, devices=done.devices, last=last)
+        if self.algorithm.answers_with_tuned_copy:
+            after = replace(after, replay=self._remembered(data, state, last, cohort, ctx.round))
         return after, done
 
-    def _record(self, data: TrainingSet, state: State, done: Outcome) -> RoundRecord:
+    def engine_for(self, data: TrainingSet) -> Engine:
+        """The engine that runs this algorithm on such data; decided once."""
+        return self._engine("local", holding_of(data), self.algorithm)
+
+    def _engine(self, purpose: str, holding: Holding, algorithm: Algorithm) -> Engine:
+        if (purpose, holding) not in self._engines:
+            self._engines[purpose, holding] = choose(algorithm, holding, self.engine)
+        return self._engines[purpose, holding]
+
+    def _record(self, data: TrainingSet, state: FederationState, done: Outcome) -> RoundRecord:
         clients, algorithm = max(done.total.clients, 1), self.algorithm
         touched = float(done.total.touched.sum()) / clients
         received = None
         if algorithm.upload.support == "nonzero":
             tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
-            received = float(sum(np.count_nonzero(state[f"server/{n}"]) for n in tables))
+            received = float(sum(np.count_nonzero(state.server.params[n]) for n in tables))
         up, down = algorithm.traffic(data.n_items, touched, done.total.numbers / clients, received)
         return RoundRecord(
             clients=done.total.clients,
@@ -116,95 +100,96 @@ class Federation:
         )
 
     def _answers(
-        self, data: TrainingSet, before: State, after: State, probe: Ragged, members: I64, probed: Array | None
+        self,
+        data: TrainingSet,
+        before: FederationState,
+        after: FederationState,
+        query: Ragged,
+        members: I64,
+        answered: Array | None,
     ) -> Array:
-        """Scores of the probe for all users: tuned copies as of their owner's last round, or the newest state."""
-        if probed is None:
-            return self._scorer(data, after).pairs(probe)
+        """Scores of the query for all users: tuned copies as of their owner's last round, or the newest state."""
+        if answered is None:
+            return self._scorer(data, after).pairs(query)
         if members.size == data.n_users and data.silos is None:
-            return probed
-        new = np.empty(probe.values.size, dtype=np.float32)
-        new[slots(probe, members)] = probed
+            return answered
+        new = np.empty(query.values.size, dtype=np.float32)
+        new[slots(query, members)] = answered
         others = np.setdiff1d(np.arange(data.n_users), members)
         if others.size:
-            new[slots(probe, others)] = self._of_others(data, before, after, probe, others)
+            new[slots(query, others)] = self._of_others(data, before, after, query, others)
         return new
 
-    def _of_others(self, data: TrainingSet, before: State, after: State, probe: Ragged, users: I64) -> Array:
+    def _of_others(
+        self, data: TrainingSet, before: FederationState, after: FederationState, query: Ragged, users: I64
+    ) -> Array:
         """Answers of users who were not drawn this round: as at their last round; the newest table if never drawn."""
-        asked = probe.take(users)
+        asked = query.take(users)
         result = np.empty(asked.values.size, dtype=np.float32)
-        strange = after["last"][data.owners()[users]] == 0
+        strange = after.last[data.owners()[users]] == 0
         kept, new = np.flatnonzero(~strange), np.flatnonzero(strange)
         if new.size:
             result[slots(asked, new)] = self._scorer(data, after).pairs(asked.take(new), users[new])
-        if kept.size and "answers" in before and before["answers"].size == probe.values.size:
-            result[slots(asked, kept)] = before["answers"][slots(probe, users[kept])]
+        if kept.size and before.answers is not None and before.answers.size == query.values.size:
+            result[slots(asked, kept)] = before.answers[slots(query, users[kept])]
         elif kept.size:
             part = asked.take(kept)
             result[slots(asked, kept)] = self._scorer(data, after).scores(users[kept])[part.rows, part.values]
         return result
 
-    def scorer(self, data: TrainingSet, state: State) -> Scorer:
+    def scorer(self, data: TrainingSet, state: FederationState) -> DeviceScorer:
         """Answers as a device would: with its tuned copy where it keeps one, else with the server's newest."""
         return self._scorer(self._arranged(data), state)
 
-    def _scorer(self, data: TrainingSet, state: State) -> DeviceScorer:
+    def _scorer(self, data: TrainingSet, state: FederationState) -> DeviceScorer:
         if self.pooled and data.n_clients == 1:
-            algorithm, data, state = answer.in_common(self.algorithm, data, state)
-            return DeviceScorer(algorithm, self._run, data, state)
-        return DeviceScorer(self.algorithm, self._run, data, state, fused=not self._general(self.algorithm, data))
+            algorithm, data, state = in_common(self.algorithm, data, state)
+            return DeviceScorer(algorithm, self._engine("common", holding_of(data), algorithm), data, state)
+        serving = None
+        if self.algorithm.serve:
+            served = replace(self.algorithm, local=self.algorithm.serve)
+            serving = self._engine("serve", holding_of(data), served)
+        return DeviceScorer(self.algorithm, self.engine_for(data), data, state, serving)
 
-    def _general(self, algorithm: Algorithm, data: TrainingSet) -> bool:
-        """Whether the general engine is used, by wish or because no fused one runs the algorithm."""
-        return self.engine in ("loop", "simulate") or bool(kernel.unfit(algorithm, data))
-
-    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+    def vectors(self, state: FederationState) -> npt.NDArray[np.floating]:
         """The shared item rows (for private tables: nothing is common, so nothing is similar)."""
         specs = [s for s in self.algorithm.specs.values() if s.axis is Axis.ITEM]
-        tables = [state[f"server/{s.name}"] for s in specs if s.name in self.algorithm.received]
+        tables = [state.server.params[s.name] for s in specs if s.name in self.algorithm.received]
         if self.pooled:  # one client: its own rows are everybody's
-            everybodys = answer.common_tables(self.algorithm, state)
+            everybodys = common_tables(self.algorithm, state)
             tables += [everybodys[spec.name] for spec in specs]
         if not tables:
             raise SettingsError("this method holds no item table that is common to all users")
         return np.concatenate(tables, axis=1)
 
+    def pack(self, state: FederationState) -> dict[str, Array]:
+        """A state as named arrays, for a file."""
+        return state.pack()
+
+    def unpack(self, arrays: Arrays, what: str) -> FederationState:
+        """Read `pack` back."""
+        return FederationState.unpack(self.algorithm, arrays, what)
+
+    def traffic(self, n_items: int) -> tuple[int, int]:
+        """Bytes a client sends and receives in a round, all rows trained."""
+        return self.algorithm.traffic(n_items, n_items)
+
     def _arranged(self, data: TrainingSet) -> TrainingSet:
         return data.pooled() if self.pooled and data.silos is None else data
 
-    def task(self, data: TrainingSet, state: State, ctx: Context, cohort: I64, probe: Ragged | None = None) -> Task:
-        """What an engine needs for a round."""
-        return answer.task_of(self.algorithm, data, state, ctx, cohort, probe)
-
-    def _run(self, algorithm: Algorithm, task: Task) -> Outcome:
-        reason = kernel.unfit(algorithm, task.data)
-        if self.engine == "kernel" and reason:
-            raise SettingsError(f"engine=kernel does not run this algorithm: {reason}. Use engine=auto or simulate")
-        if self.engine == "loop":
-            return loop.run_round(algorithm, task)
-        if self._general(algorithm, task.data):
-            return simulate.run_round(algorithm, task)
-        return kernel.run_round(algorithm, task)
-
-    def _share(self, team: Team, task: Task) -> Outcome:
-        """The round with others: in the groups this algorithm's engine works in."""
-        if self.engine != "loop" and self._general(self.algorithm, task.data):
-            return team.round(simulate.run_round, list(simulate.chunks(self.algorithm, task)), self.algorithm, task)
-        return team.round(lambda a, t, _: self._run(a, t), groups_of(task.cohort), self.algorithm, task)
-
-    def _remembered(self, data: TrainingSet, state: State, last: Array, cohort: I64, round: int) -> dict[str, Array]:
+    def _remembered(self, data: TrainingSet, state: FederationState, last: Array, cohort: I64, round: int) -> Replay:
         """What a replay of each client's last round needs; tables that no client refers to are dropped."""
-        kept: dict[str, Array] = {}
+        old, before = state.replay, {}
         for name in self.algorithm.stored:
-            now = state.get(f"before/{name}", state[f"private/{name}"]).copy()
+            held = state.devices.dense(name)
+            now = (held if old is None else old.before[name]).copy()
             at = data.members(cohort).values if self.algorithm.specs[name].axis is Axis.USER else cohort
-            now[at] = state[f"private/{name}"][at]
-            kept[f"before/{name}"] = now
-        rounds = state.get("given.round", np.zeros(0, dtype=np.int32))
+            now[at] = held[at]
+            before[name] = now
+        rounds = np.zeros(0, dtype=np.int32) if old is None else old.rounds
         alive = np.isin(rounds, last)
-        kept["given.round"] = np.append(rounds[alive], np.int32(round)).astype(np.int32)
+        received = {}
         for name in self.algorithm.received:
-            past = state.get(f"given/{name}", np.zeros((0, *state[f"server/{name}"].shape), dtype=np.float32))
-            kept[f"given/{name}"] = np.concatenate([past[alive], state[f"server/{name}"][None]])
-        return kept
+            table = state.server.params[name][None]
+            received[name] = table if old is None else np.concatenate([old.received[name][alive], table])
+        return Replay(np.append(rounds[alive], np.int32(round)).astype(np.int32), received, before)

@@ -13,10 +13,12 @@ from fedmosaic.algorithm.view import Batch, Model, View
 from fedmosaic.algorithm.wrappers.additive import AdditiveModel
 from fedmosaic.algorithm.wrappers.mixing import MixedModel
 from fedmosaic.core.ragged import Ragged
-from fedmosaic.engines import loop
-from fedmosaic.engines.answer import DeviceScorer, gathered, holding, past_of, task_of
-from fedmosaic.engines.block import Block, Task
-from fedmosaic.engines.devices import Array, Place
+from fedmosaic.engines.answer import gathered, holding
+from fedmosaic.engines.block import Block
+from fedmosaic.engines.loop import work
+from fedmosaic.engines.scorer import DeviceScorer
+from fedmosaic.engines.state import Array, Place
+from fedmosaic.engines.task import Task
 
 
 def item_rows(scorer: DeviceScorer, user: int) -> dict[str, Array]:
@@ -47,14 +49,14 @@ def _answering(scorer: DeviceScorer, user: int) -> tuple[Algorithm, Task, Block]
     """The block of a user's client in the state in which it answers."""
     algorithm, data, state = scorer.algorithm, scorer.data, scorer.state
     clients = data.owners()[[user]]
-    last = int(state["last"][clients[0]])
+    last = int(state.last[clients[0]])
     if algorithm.serve:
         served = replace(algorithm, local=algorithm.serve)
-        task = task_of(served, data, state, scorer.context(int(state["last"].max())), clients)
-        return served, task, loop.work(served, task, clients, dense=False)
-    if algorithm.keeps and last:
-        task = task_of(algorithm, data, past_of(algorithm, state, last), scorer.context(last), clients)
-        return algorithm, task, loop.work(algorithm, task, clients, dense=False)
-    task = task_of(algorithm, data, state, scorer.context(0), clients)
+        task = replace(scorer.newest(int(state.last.max())), cohort=clients)
+        return served, task, work(served, task, clients, dense=False)
+    if algorithm.answers_with_tuned_copy and last:
+        task = replace(scorer.before(last), cohort=clients)
+        return algorithm, task, work(algorithm, task, clients, dense=False)
+    task = replace(scorer.newest(0), cohort=clients)
     everything = Ragged(np.arange(data.n_items, dtype=np.int32), np.array([0, data.n_items]))
     return algorithm, task, holding(algorithm, task, Place(clients, data.members(clients), everything, data.n_items))

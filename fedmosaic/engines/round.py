@@ -1,9 +1,9 @@
 """One round as four pure functions, for a block of clients; a device is a block of one.
 
     begin(algorithm, task, clients)     -> Block      copies of what the clients received and what they hold
-    advance(algorithm, block, turn)     -> Block      one batch: every phase takes a step
-    finish(algorithm, block)            -> Sum, what stays
-    apply(algorithm, server, total)     -> server'
+    train_batch(algorithm, block, turn) -> Block      every phase takes a step
+    finish(algorithm, block)            -> UploadSum, what stays
+    apply(algorithm, server, total)     -> server'    (uploads.py)
 
 The losses of all clients are added and differentiated once; no two clients own the same row, so every gradient is the
 client's own.
@@ -11,7 +11,6 @@ client's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +21,14 @@ from torch import Tensor
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.local import Context, Move, Phase, Rate, value_of
 from fedmosaic.algorithm.parameters import Axis, Role, Spec, first_table
-from fedmosaic.algorithm.upload import Parcel, Sum, add_rows, fixed
+from fedmosaic.algorithm.upload import Parcel, UploadSum
 from fedmosaic.algorithm.view import Batch, View
+from fedmosaic.core.fixed_point import fixed
 from fedmosaic.core.ragged import I64
-from fedmosaic.engines import devices
-from fedmosaic.engines.block import Block, Task, Turn, history_of, plan
-from fedmosaic.engines.devices import Array, Place, Stored
-from fedmosaic.training.method import State
-
-Held = dict[str, Stored]  # name in the device store -> along which axis, where, what
+from fedmosaic.engines.block import Block, Turn, history_of, plan
+from fedmosaic.engines.state import Array, Kept, Piece, Place, read
+from fedmosaic.engines.task import Task
+from fedmosaic.engines.uploads import summed
 
 
 def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False) -> Block:
@@ -63,14 +61,14 @@ def load(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tensor:
     fresh = _received(algorithm, task, place, name).numpy() if kept else first_values(spec, task, place)
     if role is Role.REBUILT:
         return torch.from_numpy(fresh)
-    return torch.from_numpy(devices.read(task.held, algorithm.shelf(name), spec.axis, place, fresh))
+    return torch.from_numpy(read(task.devices.params.get(name), spec.axis, place, fresh))
 
 
 def first_values(spec: Spec, task: Task, place: Place) -> Array:
     """What a device's own parameter is before its first round."""
     if spec.axis is Axis.ITEM:
         return np.asarray(first_table(spec, task.ctx.seed, place.n_items)[place.touched.values])
-    return spec.rows(task.ctx.seed, task.data.number(place.users) if spec.axis is Axis.USER else place.clients * 0)
+    return spec.rows(task.ctx.seed, task.data.ids_of(place.users) if spec.axis is Axis.USER else place.clients * 0)
 
 
 def _received(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tensor:
@@ -84,22 +82,21 @@ def _received(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tens
 
 def _memory(
     algorithm: Algorithm, task: Task, name: str, value: Tensor, move: Move, place: Place, rows: I64
-) -> tuple[Tensor, ...]:
-    fresh = move.rule.memory(value)
+) -> tuple[Array, ...]:
+    fresh = move.rule.memory(value.numpy())
     if not move.rule.persistent:
-        return tuple(fresh)
-    axis = algorithm.specs[name].axis
-    stored = (devices.read(task.held, f"memory/{name}.{i}", axis, place, part.numpy()) for i, part in enumerate(fresh))
-    result = tuple(torch.from_numpy(part) for part in stored)
+        return fresh
+    axis, stored = algorithm.specs[name].axis, task.devices.memory.get(name)
+    result = tuple(read(stored[i] if stored else None, axis, place, part) for i, part in enumerate(fresh))
     if axis is Axis.ITEM:
-        still = torch.ones(value.shape[0], dtype=torch.bool)
-        still[torch.from_numpy(rows)] = False
+        still = np.ones(value.shape[0], dtype=bool)
+        still[rows] = False
         for part in result:
             part[still] = 0  # a row that no example trains does not drift on old momentum
     return result
 
 
-def advance(algorithm: Algorithm, block: Block, turn: Turn, phases: tuple[Phase, ...], ctx: Context) -> Block:
+def train_batch(algorithm: Algorithm, block: Block, turn: Turn, phases: tuple[Phase, ...], ctx: Context) -> Block:
     """One batch of the first clients: each phase takes its gradient and moves."""
     history = None if block.history is None else _first(block.history, turn.active)
     given = {n: block.head(algorithm.specs[n].axis, v, turn.active) for n, v in block.given.items()}
@@ -112,7 +109,7 @@ def advance(algorithm: Algorithm, block: Block, turn: Turn, phases: tuple[Phase,
             view = View({**heads, **values}, turn.batch, given, history)
             return algorithm.objective(algorithm.model, view, turn.batch, ctx)
 
-        value, gradients = algorithm.slope(losses, {n: heads[n] for n in phase.names}, owners, ctx)
+        value, gradients = algorithm.gradient(losses, {n: heads[n] for n in phase.names}, owners, ctx)
         if number == 0:
             counts = turn.batch.weight.sum(1).numpy().astype(np.int64)
             block.loss[: turn.active] += value.numpy() * counts
@@ -131,13 +128,13 @@ def _step(
     by_row: Rate = rate
     if turn.factor is not None:
         spread = turn.factor[owner].reshape(-1, *[1] * (gradient.ndim - 1))
-        by_row = rate * spread
+        by_row = rate * spread.numpy()
     if name in block.gradients:
         total = block.head(axis, block.gradients[name], turn.active)
         total.add_(gradient if turn.factor is None else gradient * spread)
         return
     memory = tuple(block.head(axis, m, turn.active) for m in block.memory[name])
-    move.rule.step(value, gradient, memory, by_row)
+    move.rule.step(value.numpy(), gradient.contiguous().numpy(), memory, by_row)  # views: they move in place
     if name in block.shrunk:
         factor = 1.0 if turn.factor is None else turn.factor
         block.shrunk[name][: turn.active] *= 1 - move.spreads * rate * factor
@@ -163,7 +160,7 @@ def _first(batch: Batch, active: int) -> Batch:
     return Batch(batch.items[:active], batch.users[:active], batch.labels[:active], batch.weight[:active])
 
 
-def finish(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[Sum, Held]:
+def finish(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[UploadSum, Kept]:
     """What is sent, summed in fixed point, and what stays. Only names whose role says so are sent."""
     trained = np.ones_like(block.trained) if algorithm.whole else block.trained
     if not trained.all():  # a dense block: rows without examples stand still, unless decay reaches everywhere
@@ -172,7 +169,7 @@ def finish(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[Sum, Held]
             if algorithm.specs[name].axis is Axis.ITEM and name not in block.shrunk:
                 block.params[name][still] = block.before[name][still]
     totals, numbers = _totals(algorithm, block, ctx)
-    upload = Sum(
+    upload = UploadSum(
         totals=totals,
         touched=np.bincount(block.place.touched.values[trained], minlength=block.place.n_items),
         clients=block.place.clients.size,
@@ -181,71 +178,37 @@ def finish(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[Sum, Held]
         shrink={n: sum(fixed(float(s) - 1) for s in block.shrunk[n]) for n in algorithm.spread},
         numbers=numbers,
     )
+    if algorithm.server.reduction.each:
+        assert upload.clients == 1, "a server that sees every upload by itself needs blocks of one client"
+        upload = replace(upload, parts=(upload,))
     return upload, _stays(algorithm, block, trained)
 
 
 def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str, Any], int]:
     """Sums of what a block sends, and how many numbers of item tables are not zero."""
-    owners = {n: block.owners[algorithm.specs[n].axis] for n in algorithm.sent}
-    changes = {n: block.gradients.get(n, block.params[n] - block.before[n]) for n in algorithm.sent}
-    before = {n: block.before[n] for n in algorithm.sent}
-    items = {n: block.place.touched.values for n in algorithm.sent if algorithm.specs[n].axis is Axis.ITEM}
-    return summed(algorithm, Parcel(changes, before, owners, items, block.examples.numbers, ctx), block.shrunk)
+    axes = {n: algorithm.specs[n].axis for n in algorithm.sent}
+    changes = {n: block.gradients.get(n, block.params[n] - block.before[n]).numpy() for n in axes}
+    before = {n: block.before[n].numpy() for n in axes}
+    owners = {n: block.owners[axis].numpy() for n, axis in axes.items()}
+    items = {n: block.place.touched.values for n, axis in axes.items() if axis is Axis.ITEM}
+    shrunk = {n: left.numpy() for n, left in block.shrunk.items()}
+    return summed(algorithm, Parcel(changes, before, owners, items, block.examples.client_ids, ctx), shrunk)
 
 
-def summed(algorithm: Algorithm, parcel: Parcel, shrunk: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
-    """Encode what some clients send and add it up."""
-    upload, totals, numbers = algorithm.upload, {}, 0
-    parcel = upload.encode(parcel)
-    for name, change in parcel.changes.items():
-        spec, before, item = algorithm.specs[name], parcel.before[name], name in parcel.items
-        if item and upload.support == "nonzero":
-            numbers += int(((change + before) if upload.kind == "value" else change).count_nonzero())
-        if name in algorithm.spread:
-            change = change - (shrunk[name] - 1)[parcel.owners[name]][:, None] * before
-        rows = parcel.items[name] if item else np.zeros(change.shape[0], dtype=np.int32)
-        total = np.zeros((parcel.ctx.n_items if item else 1, *upload.shape(spec)), dtype=np.int64)
-        add_rows(total, rows, change.numpy())
-        totals[name] = total if item else total[0]
-    return totals, numbers
-
-
-def _stays(algorithm: Algorithm, block: Block, trained: Array) -> Held:
+def _stays(algorithm: Algorithm, block: Block, trained: Array) -> Kept:
     """What the devices keep: their own parameters and the memory of optimisers that last."""
-    values = {algorithm.shelf(name): (name, block.params[name]) for name in algorithm.stored}
-    for move in algorithm.moves:
-        if move.rule.persistent:
-            for name in move.names:
-                values |= {f"memory/{name}.{i}": (name, m) for i, m in enumerate(block.memory[name])}
     rows = replace(block.place, touched=block.place.touched.only(trained))
-    held: Held = {}
-    for key, (name, value) in values.items():
-        axis, kept = algorithm.specs[name].axis, value.numpy()
-        if axis is not Axis.ITEM:
-            held[key] = (axis, block.place, kept)
-            continue
-        held[key] = (axis, rows, kept[trained])
-        if key == algorithm.shelf(name) and name in block.shrunk:
-            held[f"{key}.scale"] = (Axis.WHOLE, block.place, block.shrunk[name].numpy())
-    return held
 
+    def piece(name: str, value: Array, shrunk: Array | None = None) -> Piece:
+        axis = algorithm.specs[name].axis
+        if axis is Axis.ITEM:
+            return Piece(axis, rows, value[trained], shrunk)
+        return Piece(axis, block.place, value)
 
-def add_noise(algorithm: Algorithm, total: Sum, numbers: I64, ctx: Context) -> None:
-    """What the clients' own noise adds to their sum, in place; on a device, there is one client."""
-    if algorithm.upload.noise is not None:
-        for name, value in total.totals.items():
-            algorithm.upload.noise.add(value, name, numbers, ctx)
-
-
-def apply(algorithm: Algorithm, server: State, total: Sum, ctx: Context) -> dict[str, Array]:
-    """The server's step on every sent parameter; state in, state out."""
-    result = dict(server)
-    for name in algorithm.sent:
-        count = len([k for k in server if k.startswith(f"rule/{name}.")])
-        memory = tuple(server[f"rule/{name}.{i}"] for i in range(count))
-        value, memory = algorithm.server.step(
-            algorithm.specs[name], algorithm.upload, server[f"server/{name}"], memory, total, ctx
-        )
-        result[f"server/{name}"] = value
-        result |= {f"rule/{name}.{i}": m for i, m in enumerate(memory)}
-    return result
+    params = {}
+    for name in algorithm.stored:
+        left = block.shrunk[name].numpy() if name in block.shrunk else None
+        params[name] = piece(name, block.params[name].numpy(), left)
+    lasting = [n for move in algorithm.moves if move.rule.persistent for n in move.names]
+    memory = {n: tuple(piece(n, part) for part in block.memory[n]) for n in lasting}
+    return Kept(params, memory)

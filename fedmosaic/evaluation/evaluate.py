@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -129,23 +128,12 @@ def rank_probe(scores: npt.NDArray[np.floating], probe: Ragged, held: Ragged) ->
     if not np.isfinite(scores).all():
         raise ScoreError("scores hold NaN or infinite values; did training diverge?")
     above, tied = np.zeros(held.values.size, dtype=np.int32), np.zeros(held.values.size, dtype=np.int32)
-    _count(scores, probe.offsets, held.offsets, above, tied)
+    from fedmosaic.evaluation.compiled import count
+
+    count(scores, probe.offsets, held.offsets, above, tied)
     rows = held.rows
     candidates = probe.lengths[rows]
     return Ranks(rows, held.values, above, tied, candidates.astype(np.int32))
-
-
-@numba.njit(cache=True)
-def _count(scores: Any, probe_at: Any, held_at: Any, above: Any, tied: Any) -> None:
-    for user in range(held_at.size - 1):
-        first, last = probe_at[user], probe_at[user + 1]
-        n_held = held_at[user + 1] - held_at[user]
-        for h in range(n_held):
-            target = scores[first + h]
-            for k in range(first, last):
-                above[held_at[user] + h] += scores[k] > target
-                tied[held_at[user] + h] += scores[k] == target
-            tied[held_at[user] + h] -= 1  # not with itself
 
 
 def checked_scores(scorer: Scorer, users: I64, n_items: int) -> npt.NDArray[np.floating]:

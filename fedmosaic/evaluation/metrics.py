@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from fedmosaic.core import keys
 from fedmosaic.core.ragged import I32, I64
@@ -117,6 +116,8 @@ class Ranks:
 
 
 def _log_choose(n: Any, k: Any) -> Any:
+    from scipy import special
+
     return special.gammaln(n + 1.0) - special.gammaln(k + 1.0) - special.gammaln(n - k + 1.0)
 
 

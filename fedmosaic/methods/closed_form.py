@@ -11,29 +11,32 @@ never leave it; `scores` uses them on the device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
-from scipy import sparse
+from pydantic import Field
 
+from fedmosaic.core.errors import ForeignError
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import Scorer
-from fedmosaic.training.method import RoundRecord, State
+from fedmosaic.methods.base import MethodSettings
+from fedmosaic.training.method import RoundRecord
 
-Sum = dict[str, npt.NDArray[Any]]
+if TYPE_CHECKING:
+    from scipy import sparse
+
+State = Mapping[str, npt.NDArray[Any]]  # the server's, by name
+Statistics = dict[str, npt.NDArray[Any]]  # of clients; they add up
 Scores = npt.NDArray[np.floating]
 
 CLIENTS_PER_CHUNK = 2048
 
 
-class ClosedForm(BaseModel, ABC):
+class ClosedForm(MethodSettings, ABC):
     """A frozen value: its settings are its fields. It is trained like every other method (`training.Method`)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rounds: int = Field(default=1, ge=1, le=1, description="how many times the clients are asked: one sum is enough")
 
@@ -42,11 +45,11 @@ class ClosedForm(BaseModel, ABC):
         """Server state before the first round."""
 
     @abstractmethod
-    def statistics(self, state: State, histories: sparse.csr_array) -> Sum:
+    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
         """Additive statistics of a group of clients, one row of `histories` each."""
 
     @abstractmethod
-    def apply(self, state: State, total: Sum) -> State:
+    def apply(self, state: State, total: Statistics) -> State:
         """Server state after a round."""
 
     @abstractmethod
@@ -62,7 +65,7 @@ class ClosedForm(BaseModel, ABC):
         return self.init(data.n_items, seed)
 
     def advance(
-        self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
+        self, data: TrainingSet, state: State, round: int, seed: int, query: Ragged | None = None
     ) -> tuple[State, RoundRecord, None]:
         """Ask every client once, sum, solve."""
         histories = data.histories.to_csr(data.n_items)
@@ -74,8 +77,21 @@ class ClosedForm(BaseModel, ABC):
         """Answers from the users' histories."""
         return HistoryScorer(self, state, data)
 
+    def pack(self, state: State) -> State:
+        """A state is named arrays already."""
+        return state
+
+    def unpack(self, arrays: State, what: str) -> State:
+        """Named arrays, if they are this method's."""
+        wanted = set(self.init(1, 0))
+        if set(arrays) != wanted:
+            raise ForeignError(f"{what} holds {', '.join(sorted(arrays))}; this method has {', '.join(sorted(wanted))}")
+        return arrays
+
     def traffic(self, n_items: int) -> tuple[int, int]:
         """Bytes a client sends and receives in a round, dense: one size for all; only a secure sum hides content."""
+        from scipy import sparse
+
         one = sparse.csr_array((1, n_items), dtype=np.float32)
         state = self.init(n_items, 0)
         up = sum(a.nbytes for a in self.statistics(state, one).values())
@@ -84,9 +100,9 @@ class ClosedForm(BaseModel, ABC):
 
 def total(
     form: ClosedForm, state: State, histories: sparse.csr_array, clients_per_chunk: int = CLIENTS_PER_CHUNK
-) -> Sum:
+) -> Statistics:
     """The sum of all clients' statistics, taken in chunks."""
-    result: Sum = {}
+    result: Statistics = {}
     for chunk in _chunks(histories, clients_per_chunk):
         for name, value in form.statistics(state, chunk).items():
             result[name] = result[name] + value if name in result else value

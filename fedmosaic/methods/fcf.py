@@ -7,14 +7,18 @@ server   dJ/dy_j = -2 sum_i f_ij + 2 lam y_j, one Adam step
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar
+
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
-from scipy import sparse
 
 from fedmosaic.core import keys
-from fedmosaic.methods.closed_form import ClosedForm, Scores, Sum
-from fedmosaic.training.method import State
+from fedmosaic.methods.base import Entry
+from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 F64 = npt.NDArray[np.float64]
 
@@ -22,11 +26,13 @@ F64 = npt.NDArray[np.float64]
 class FCF(ClosedForm):
     """The server sees the sum of item gradients; users are solved on their devices and stay there."""
 
+    RENAMED: ClassVar = {"rate": "server_rate"}
+
     rounds: int = Field(default=50, ge=1, description="server steps")
     dim: int = Field(default=32, ge=1, description="width of the vectors")
     alpha: float = Field(default=4.0, ge=0, description="extra confidence of observed pairs")
     lam: float = Field(default=1.0, gt=0, description="regularisation")
-    rate: float = Field(default=0.1, gt=0, description="rate of the server's Adam")
+    server_rate: float = Field(default=0.1, gt=0, description="rate of the server's Adam")
 
     def init(self, n_items: int, seed: int) -> State:
         """Random item vectors, fresh Adam memory."""
@@ -34,8 +40,10 @@ class FCF(ClosedForm):
         table = rng.normal(0, 0.1, (n_items, self.dim))
         return {"item": table, "first": np.zeros_like(table), "second": np.zeros_like(table), "steps": np.zeros(1)}
 
-    def statistics(self, state: State, histories: sparse.csr_array) -> Sum:
+    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
         """Sum over the group of f_ij, for every item."""
+        from scipy import sparse
+
         y, own = state["item"], histories.astype(np.float64)
         u = self.user_vectors(y, histories)
         rows = np.repeat(np.arange(histories.shape[0]), np.diff(histories.indptr))
@@ -44,14 +52,14 @@ class FCF(ClosedForm):
         f = (1 + self.alpha) * (own.T @ u) - self.alpha * (weighted.T @ u) - y @ (u.T @ u)
         return {"gradient": np.asarray(f)}
 
-    def apply(self, state: State, total: Sum) -> State:
+    def apply(self, state: State, total: Statistics) -> State:
         """One Adam step on the regularised objective."""
         gradient = -2 * total["gradient"] + 2 * self.lam * state["item"]
         steps = state["steps"] + 1
         first = 0.9 * state["first"] + 0.1 * gradient
         second = 0.999 * state["second"] + 0.001 * gradient**2
         ahead, spread = first / (1 - 0.9 ** steps[0]), np.sqrt(second / (1 - 0.999 ** steps[0]))
-        item = state["item"] - self.rate * ahead / (spread + 1e-8)
+        item = state["item"] - self.server_rate * ahead / (spread + 1e-8)
         return {"item": item, "first": first, "second": second, "steps": steps}
 
     def user_vectors(self, item: F64, histories: sparse.csr_array) -> F64:
@@ -70,3 +78,13 @@ class FCF(ClosedForm):
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """The item table."""
         return state["item"]
+
+
+METHODS = (
+    Entry(
+        "fcf",
+        "Federated collaborative filtering: users solved on devices, item gradients summed",
+        "Ammad-ud-din et al., arXiv 1901.09888, 2019",
+        FCF,
+    ),
+)

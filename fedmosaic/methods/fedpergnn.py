@@ -14,13 +14,14 @@ Written from the paper's description for ranking (dot product, cross-entropy); t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.local import Adam, Move, Pass, Phase
@@ -30,26 +31,37 @@ from fedmosaic.algorithm.server import Server
 from fedmosaic.algorithm.upload import Upload
 from fedmosaic.algorithm.view import View
 from fedmosaic.core import keys
+from fedmosaic.core.extras import lazy_torch
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.batches import round_half_up
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines.devices import Array
 from fedmosaic.engines.federation import Federation
-from fedmosaic.evaluation.evaluate import Scorer
-from fedmosaic.methods.hosts import FULL_BATCH, FederatedSettings, federation, refuse_silos
+from fedmosaic.engines.scorer import DeviceScorer
+from fedmosaic.engines.state import Array, DeviceStore, FederationState, ServerState
+from fedmosaic.methods.base import FULL_BATCH, Entry, FederatedSettings, federation, refuse_silos
 from fedmosaic.privacy.noise import ClipValues, NoiseSettings, PseudoItems, noisy
-from fedmosaic.training.method import RoundRecord, State
+from fedmosaic.training.method import RoundRecord
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy_torch("fedpergnn")
 
 
 class GNNSettings(NoiseSettings, FederatedSettings):
     """Settings of FedPerGNN."""
 
+    RENAMED: ClassVar = {"rate": "server_rate", "clip": "clip_values"}
+
     rounds: int = Field(default=60, ge=1, description="rounds of training")
     batch_size: int = Field(default=FULL_BATCH, ge=1, description="examples per step; default: all")
     user_rate: float = Field(default=0.1, gt=0, description="rate of the device's Adam on its own vector")
-    rate: float = Field(default=0.03, gt=0, description="rate of the server's Adam")
-    clip: float = Field(default=0.1, gt=0, description="bound of every number of the gradient")
-    noise: float = Field(default=0.02, ge=0, description="scale of the Laplace noise; epsilon = 2 clip / scale a step")
+    server_rate: float = Field(default=0.03, gt=0, description="rate of the server's Adam")
+    clip_values: float = Field(default=0.1, gt=0, description="bound of every number of the gradient")
+    noise: float = Field(
+        default=0.02, ge=0, description="scale of the Laplace noise; epsilon = 2 clip_values / scale a step"
+    )
     pseudo: int = Field(default=100, ge=0, description="pseudo items per client and round")
     neighbours: int = Field(default=4, ge=0, description="other users per item, from the matching service")
     period: int = Field(default=10, ge=1, description="rounds between expansions of the graph")
@@ -139,41 +151,41 @@ class FedPerGNN:
         s = self.settings
         model = GraphScorer(s.dim, s.neighbours)
         layers = tuple(p.name for p in model.specs() if p.axis is Axis.WHOLE)
-        step = Phase((Move(("user",), s.user_rate, Adam(persistent=True)), Move(("item", *layers), s.rate)))
+        step = Phase((Move(("user",), s.user_rate, Adam(persistent=True)), Move(("item", *layers), s.server_rate)))
         roles = dict.fromkeys(("item", *layers), Role.SHARED)
         roles |= {"user": Role.PRIVATE} | ({"sent": Role.PRIVATE, "near": Role.FROZEN} if s.neighbours else {})
-        stack = (*((PseudoItems(s.pseudo),) if s.pseudo else ()), ClipValues(s.clip))
+        stack = (*((PseudoItems(s.pseudo),) if s.pseudo else ()), ClipValues(s.clip_values))
         host = Algorithm(
             model,
             roles,
             (Pass((step,), s.local_epochs, s.batch_size),),
             objective=ChunkedBCE(1),  # summed, not averaged, so that the bound of the clipping means something
             upload=Upload("gradient", stack=stack),
-            server=Server("mean", Adam(), s.rate),
+            server=Server("mean", Adam(), s.server_rate),
             negatives=s.negatives,
             history=True,
         )
         return noisy("laplace", s.noise, s.noise_draws)(host)
 
-    @property
+    @cached_property
     def federation(self) -> Federation:
         """The rounds between expansions."""
         return federation(self.settings, self.algorithm)
 
-    def start(self, data: TrainingSet, seed: int) -> State:
+    def start(self, data: TrainingSet, seed: int) -> FederationState:
         """Nobody has neighbours yet."""
         return self.federation.start(data, seed)
 
     def advance(
-        self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
-    ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
+        self, data: TrainingSet, state: FederationState, round: int, seed: int, query: Ragged | None = None
+    ) -> tuple[FederationState, RoundRecord, npt.NDArray[np.floating] | None]:
         """Expand the graph when it is time, then a round like any other."""
         refuse_silos(data, "fedpergnn")
         s = self.settings
         grows = bool(s.neighbours) and round > 1 and (round - 1) % s.period == 0
         if grows:
             state = self._expanded(data, state, round, seed)
-        after, record, answers = self.federation.advance(data, state, round, seed, probe)
+        after, record, answers = self.federation.advance(data, state, round, seed, query)
         # Neighbours come from the service, not from the server: for a device's own items, when the graph grows.
         held = data.histories.unique().lengths.mean()
         down = record.bytes_down - 4 * data.n_items * s.neighbours * s.dim
@@ -181,7 +193,7 @@ class FedPerGNN:
         up = record.bytes_up + round_half_up(grows * (8 * held + 4 * s.dim))  # ciphertexts and a vector
         return after, replace(record, bytes_up=up, bytes_down=down), answers
 
-    def _expanded(self, data: TrainingSet, state: State, round: int, seed: int) -> State:
+    def _expanded(self, data: TrainingSet, state: FederationState, round: int, seed: int) -> FederationState:
         """Devices publish, the service matches, devices look up what belongs to their own items."""
         draws = keys.draws_of(
             keys.derive(seed=seed, purpose=keys.Purpose.NOISE, round=-round, client=np.arange(data.n_users)),
@@ -189,7 +201,7 @@ class FedPerGNN:
         )
         centred = keys.uniform(draws) - 0.5
         noise = -np.sign(centred) * np.log1p(-2 * np.abs(centred)) * self.settings.publish_noise
-        sent = (state["private/user"] + noise).astype(np.float32)
+        sent = (state.devices.dense("user") + noise).astype(np.float32)
         secret = keys.derive(seed=seed, purpose=keys.Purpose.NEIGHBOURS)
         tokens = keys.fold(secret, keys.words(np.arange(data.n_items)))  # what devices make of their item ids
         held = data.histories.unique()
@@ -198,15 +210,31 @@ class FedPerGNN:
         for item, token in enumerate(tokens.tolist()):
             if token in answer:
                 near[item, : answer[token].shape[0]] = answer[token]
-        return {**state, "server/near": near, "private/sent": sent}
+        server = ServerState({**state.server.params, "near": near}, state.server.memory)
+        devices = DeviceStore({**state.devices.params, "sent": sent}, state.devices.memory)
+        return replace(state, server=server, devices=devices)
 
-    def scorer(self, data: TrainingSet, state: State) -> Scorer:
+    def scorer(self, data: TrainingSet, state: FederationState) -> DeviceScorer:
         """As in any federation."""
         return self.federation.scorer(data, state)
 
-    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+    def pack(self, state: FederationState) -> dict[str, Array]:
+        """As named arrays, for a file."""
+        return state.pack()
+
+    def unpack(self, arrays: Mapping[str, Array], what: str) -> FederationState:
+        """Read `pack` back."""
+        return self.federation.unpack(arrays, what)
+
+    def traffic(self, n_items: int) -> tuple[int, int]:
+        """Bytes between expansions of the graph."""
+        up, down = self.federation.traffic(n_items)
+        return up, down - 4 * n_items * self.settings.neighbours * self.settings.dim
+
+    def vectors(self, state: FederationState) -> npt.NDArray[np.floating]:
         """Item rows."""
-        return state["server/item"]
+        table: npt.NDArray[np.floating] = state.server.params["item"]
+        return table
 
 
 def match(tokens: keys.U64, vectors: Array, count: int, *, seed: int, round: int) -> dict[int, Array]:
@@ -224,3 +252,14 @@ def match(tokens: keys.U64, vectors: Array, count: int, *, seed: int, round: int
         int(token): vectors[order[begin : min(begin + count, end)]]
         for token, begin, end in zip(found, starts, ends, strict=True)
     }
+
+
+METHODS = (
+    Entry(
+        "fedpergnn",
+        "Graph attention on the user's own graph, expanded by a matching service",
+        "Wu et al., A federated graph neural network framework, Nature Communications 2022",
+        GNNSettings,
+        FedPerGNN,
+    ),
+)

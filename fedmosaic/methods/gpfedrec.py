@@ -9,13 +9,13 @@ server sees every upload by itself, so no secure sum can hide it, and both sides
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.local import Context, Move, Pass, PerItem, Phase
@@ -23,16 +23,23 @@ from fedmosaic.algorithm.models.ncf import NCF
 from fedmosaic.algorithm.objective import bce
 from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec
 from fedmosaic.algorithm.view import Batch, Model, View
+from fedmosaic.core.errors import ForeignError
+from fedmosaic.core.extras import lazy_torch
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.batches import cohort_of
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines import loop
-from fedmosaic.engines.answer import holding, probe_scores, score_users
-from fedmosaic.engines.block import Block, Task
-from fedmosaic.engines.devices import Array, Place, Stored, first_rows
-from fedmosaic.engines.round import finish
-from fedmosaic.methods.hosts import RoundSettings, network_of, refuse_silos
-from fedmosaic.training.method import RoundRecord, State
+from fedmosaic.engines.state import Array, DeviceStore, Kept, Place, Rows, checked, first_rows, store
+from fedmosaic.engines.task import Task
+from fedmosaic.methods.base import Entry, RoundSettings, network_of, refuse_silos
+from fedmosaic.training.method import RoundRecord
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedmosaic.engines.block import Block
+else:
+    torch = lazy_torch("gpfedrec")
 
 CLIENTS_PER_CHUNK = 64
 
@@ -40,12 +47,31 @@ CLIENTS_PER_CHUNK = 64
 class GraphSettings(RoundSettings):
     """Settings of GPFedRec."""
 
-    rate: float = Field(default=1.0, gt=0, description="rate of the network")
+    RENAMED: ClassVar = {"rate": "network_rate", "threshold": "similarity"}
+
+    network_rate: float = Field(default=1.0, gt=0, description="rate of the network")
     user_rate: float = Field(default=3.0, gt=0, description="rate of user vectors")
     item_factor: float = Field(default=8.0, gt=0, description="item rate = items · factor")
     pull: float = Field(default=0.1, ge=0, description="weight of the anchor")
-    threshold: float = Field(default=1.0, ge=0, description="neighbours are more similar than this times the mean")
+    similarity: float = Field(default=1.0, ge=0, description="neighbours are more similar than this times the mean")
     init: float = Field(default=0.3, gt=0, description="deviation of the first vectors")
+
+
+@dataclass(frozen=True, eq=False)
+class GraphState:
+    """The global table, what devices hold, and every user's anchor and tuned table."""
+
+    seed: int
+    item: Array
+    private: Mapping[str, Array]
+    anchor: Array  # [users, items, width]
+    tuned: Array
+    last: Array
+
+    @property
+    def n_items(self) -> int:
+        """Of the catalogue."""
+        return self.item.shape[0]
 
 
 @dataclass(frozen=True)
@@ -93,64 +119,87 @@ class GPFedRec:
         s = self.settings
         model = Anchored(NCF(s.dim, init=Init("normal", s.init)), s.dim)
         network = network_of(model)
-        score = Phase((Move(network, s.rate), Move(("user",), s.user_rate)))
+        score = Phase((Move(network, s.network_rate), Move(("user",), s.user_rate)))
         items = Phase((Move(("item",), PerItem(s.item_factor)),))
         roles = dict.fromkeys((*network, "user", "anchor"), Role.PRIVATE) | {"item": Role.SHARED}
         local = (Pass((score, items), s.local_epochs, s.batch_size),)
         return Algorithm(model, roles, local, objective=Pulled(s.pull), negatives=s.negatives, whole=True)
 
-    def start(self, data: TrainingSet, seed: int) -> State:
+    def start(self, data: TrainingSet, seed: int) -> GraphState:
         """One table for all; every anchor is that table."""
         algorithm = self.algorithm
         item = algorithm.specs["item"].table(seed, data.n_items)
-        state: dict[str, Array] = {"server/item": item, "seed": np.array([seed]), "n_items": np.array([data.n_items])}
-        for name in (n for n in algorithm.stored if n != "anchor"):
-            state[f"private/{name}"] = first_rows(algorithm.specs[name], seed, data)
+        private = {n: first_rows(algorithm.specs[n], seed, data) for n in algorithm.stored if n != "anchor"}
         everybody = np.broadcast_to(item, (data.n_users, *item.shape))
         last = np.zeros(data.n_users, dtype=np.int32)
-        return state | {"anchor": everybody.copy(), "tuned": everybody.copy(), "last": last}
+        return GraphState(seed, item, private, everybody.copy(), everybody.copy(), last)
 
     def advance(
-        self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
-    ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
+        self, data: TrainingSet, state: GraphState, round: int, seed: int, query: Ragged | None = None
+    ) -> tuple[GraphState, RoundRecord, npt.NDArray[np.floating] | None]:
         """Local work of the cohort, one table per client, and the graph over those tables."""
+        from fedmosaic.engines.loop import work
+        from fedmosaic.engines.round import finish
+
         refuse_silos(data, "gpfedrec")
         cohort = cohort_of(data, self.settings.participation, seed=seed, round=round)
         ctx = Context(round, seed, data.n_items, data.n_clients)
         task = self._task(data, state, ctx, cohort)
-        tuned, loss = state["tuned"].copy(), 0.0
-        held: dict[str, list[Stored]] = {}
+        tuned, loss = state.tuned.copy(), 0.0
+        kept: list[Kept] = []
         for at in range(0, cohort.size, CLIENTS_PER_CHUNK):
             clients = cohort[at : at + CLIENTS_PER_CHUNK]
             clients = clients[np.argsort(-data.histories.lengths[clients], kind="stable")]
-            block = loop.work(self.algorithm, task, clients, dense=True)
+            block = work(self.algorithm, task, clients, dense=True)
             upload, stays = finish(self.algorithm, block, ctx)
             loss += upload.loss
             tuned[clients] = block.params["item"].reshape(clients.size, data.n_items, -1).numpy()
-            for name, value in stays.items():
-                if not name.startswith("private/anchor"):
-                    held.setdefault(name, []).append(value)
-        after = {k: v for k, v in loop.merge_held(task, held).items() if not k.startswith("private/anchor")}
-        anchor = state["anchor"].copy()
-        anchor[cohort] = neighbours_mean(tuned[cohort], self.settings.threshold)
-        last = state["last"].copy()
+            kept.append(Kept({n: piece for n, piece in stays.params.items() if n != "anchor"}))
+        devices = store(task.devices, kept, data)
+        anchor = state.anchor.copy()
+        anchor[cohort] = neighbours_mean(tuned[cohort], self.settings.similarity)
+        last = state.last.copy()
         last[cohort] = round
         newest = anchor[cohort].mean(axis=0)
         anchor[last == 0], tuned[last == 0] = newest, newest  # whoever has not been drawn yet has the newest table
-        result = {**state, **after, "tuned": tuned, "anchor": anchor, "server/item": newest, "last": last}
-        size = 4 * tuned[0].size
-        answers = None if probe is None else self._scores(data, result, probe)
-        return result, RoundRecord(cohort.size, size, 2 * size, loss / cohort.size, float(data.n_items)), answers
+        private = {n: devices.dense(n) for n in state.private}
+        after = GraphState(state.seed, newest, private, anchor, tuned, last)
+        up, down = self.traffic(data.n_items)
+        answers = None if query is None else self._scores(data, after, query)
+        return after, RoundRecord(cohort.size, up, down, loss / cohort.size, float(data.n_items)), answers
 
-    def _task(self, data: TrainingSet, state: State, ctx: Context, cohort: I64) -> Task:
-        held = {k: v for k, v in state.items() if k.startswith("private/")}
-        held["private/anchor.keys"] = np.arange(data.n_users * data.n_items)
-        held["private/anchor.rows"] = state["anchor"].reshape(-1, self.settings.dim)
-        return Task(data, {"item": state["server/item"]}, held, ctx, cohort)
+    def traffic(self, n_items: int) -> tuple[int, int]:
+        """A table goes up; the global one and the anchor come down."""
+        size = 4 * n_items * self.settings.dim
+        return size, 2 * size
 
-    def _scores(self, data: TrainingSet, state: State, probe: Ragged) -> Array:
+    def pack(self, state: GraphState) -> dict[str, Array]:
+        """As named arrays, for a file."""
+        arrays = {"server/item": state.item, "seed": np.array([state.seed]), "n_items": np.array([state.n_items])}
+        arrays |= {f"private/{n}": v for n, v in state.private.items()}
+        return arrays | {"anchor": state.anchor, "tuned": state.tuned, "last": state.last}
+
+    def unpack(self, arrays: Mapping[str, Array], what: str) -> GraphState:
+        """Read `pack` back."""
+        if "anchor" not in arrays or arrays["anchor"].shape[2] != self.settings.dim:
+            raise ForeignError(f"{what} holds no anchors of width {self.settings.dim}; it belongs to another method")
+        anchor = arrays["anchor"]
+        item, tuned = (
+            checked(arrays, "server/item", anchor.shape[1:], what),
+            checked(arrays, "tuned", anchor.shape, what),
+        )
+        private = {n.removeprefix("private/"): v for n, v in arrays.items() if n.startswith("private/")}
+        return GraphState(int(arrays["seed"][0]), item, private, anchor, tuned, arrays["last"])
+
+    def _task(self, data: TrainingSet, state: GraphState, ctx: Context, cohort: I64) -> Task:
+        rows = Rows(np.arange(data.n_users * data.n_items), state.anchor.reshape(-1, self.settings.dim))
+        return Task(data, {"item": state.item}, DeviceStore({**state.private, "anchor": rows}), ctx, cohort)
+
+    def _scores(self, data: TrainingSet, state: GraphState, query: Ragged) -> Array:
+        from fedmosaic.engines.answer import query_scores
+
         found = [
-            probe_scores(self._answering, task, block, probe.take(users))
+            query_scores(self._answering, task, block, query.take(users))
             for users, task, block in self._blocks(data, state, np.arange(data.n_users))
         ]
         return np.concatenate(found)
@@ -161,29 +210,31 @@ class GPFedRec:
         algorithm = self.algorithm
         return replace(algorithm, roles={**algorithm.roles, "item": Role.PRIVATE})
 
-    def _blocks(self, data: TrainingSet, state: State, users: I64) -> list[tuple[I64, Task, Block]]:
+    def _blocks(self, data: TrainingSet, state: GraphState, users: I64) -> list[tuple[I64, Task, Block]]:
         """Blocks that hold what devices answer with."""
+        from fedmosaic.engines.answer import holding
+
         result = []
-        ctx = Context(0, int(state["seed"][0]), data.n_items, data.n_clients)
+        ctx = Context(0, state.seed, data.n_items, data.n_clients)
+        own = Rows(np.arange(data.n_users * data.n_items), state.tuned.reshape(-1, self.settings.dim))
         for at in range(0, users.size, CLIENTS_PER_CHUNK):
             part = users[at : at + CLIENTS_PER_CHUNK]
             task = self._task(data, state, ctx, part)
-            held = {**task.held, "private/item.keys": task.held["private/anchor.keys"]}
-            held["private/item.rows"] = state["tuned"].reshape(-1, self.settings.dim)
-            task = replace(task, held=held)
+            task = replace(task, devices=DeviceStore({**task.devices.params, "item": own}))
             everything = np.tile(np.arange(data.n_items, dtype=np.int32), part.size)
             whole = Ragged(everything, np.arange(part.size + 1) * data.n_items)
             place = Place(part, data.members(part), whole, data.n_items)
             result.append((part, task, holding(self._answering, task, place)))
         return result
 
-    def scorer(self, data: TrainingSet, state: State) -> TunedScorer:
+    def scorer(self, data: TrainingSet, state: GraphState) -> TunedScorer:
         """Answers with the tables devices tuned."""
         return TunedScorer(self, data, state)
 
-    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+    def vectors(self, state: GraphState) -> npt.NDArray[np.floating]:
         """The global table."""
-        return state["server/item"]
+        table: npt.NDArray[np.floating] = state.item
+        return table
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,10 +243,12 @@ class TunedScorer:
 
     method: GPFedRec
     data: TrainingSet
-    state: State
+    state: GraphState
 
     def scores(self, users: I64) -> npt.NDArray[np.floating]:
         """Scores of the whole catalogue."""
+        from fedmosaic.engines.answer import score_users
+
         everything = np.arange(self.data.n_items, dtype=np.int32)
         return np.concatenate(
             [
@@ -220,3 +273,14 @@ def neighbours_mean(tables: Array, threshold: float) -> Array:
     links = (similar > threshold * similar.mean(1, keepdim=True)).float()
     links.fill_diagonal_(1)
     return (links @ flat / links.sum(1, keepdim=True)).numpy().reshape(tables.shape)
+
+
+METHODS = (
+    Entry(
+        "gpfedrec",
+        "A graph of similar users on the server gives every user a table as an anchor",
+        "Zhang et al., GPFedRec: graph-guided personalization, KDD 2024 (with similarity, not distance)",
+        GraphSettings,
+        GPFedRec,
+    ),
+)

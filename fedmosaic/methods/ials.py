@@ -9,14 +9,18 @@ y_j from the sums. The vector x_u is recomputed from the history whenever it is 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
-from scipy import sparse
 
 from fedmosaic.core import keys
-from fedmosaic.methods.closed_form import ClosedForm, Scores, Sum
-from fedmosaic.training.method import State
+from fedmosaic.methods.base import Entry
+from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 F64 = npt.NDArray[np.float64]
 
@@ -35,7 +39,7 @@ class IALS(ClosedForm):
         rng = keys.generator(seed=seed, purpose=keys.Purpose.INIT)
         return {"item": rng.normal(0, 0.1 / np.sqrt(self.dim), (n_items, self.dim)), "users": np.zeros(1)}
 
-    def statistics(self, state: State, histories: sparse.csr_array) -> Sum:
+    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
         """Per item: sum of x x' (upper triangle) and of x over the clients that hold it; once: sum of all x x'."""
         x = self.user_vectors(state["item"], histories)
         upper = np.triu_indices(self.dim)
@@ -49,7 +53,7 @@ class IALS(ClosedForm):
             "users": np.array([float(histories.shape[0])]),
         }
 
-    def apply(self, state: State, total: Sum) -> State:
+    def apply(self, state: State, total: Statistics) -> State:
         """Solve every item."""
         reg = self.reg * (total["count"] + self.w0 * total["users"][0]) ** self.nu
         everything = self._square(total["all"][None])[0] * self.w0
@@ -94,3 +98,14 @@ class IALS(ClosedForm):
 
 def _slices(n: int, size: int = 4096) -> list[slice]:
     return [slice(i, i + size) for i in range(0, n, size)]
+
+
+METHODS = (
+    Entry(
+        "ials",
+        "Implicit alternating least squares",
+        "Hu et al., ICDM 2008; Rendle et al., RecSys 2022",
+        IALS,
+        expect={"ml-100k": (66.7, 37.9), "amazon-video": (57.2, 42.4)},
+    ),
+)

@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 from fedmosaic.core.ragged import I64, Ragged, offsets_of
+from fedmosaic.core.threads import deal, thread_count
 from fedmosaic.engines.fused.pieces import FAST
 
 BLOCKS = 16  # of items; their shares of a client's gradient are added in order, for any number of threads
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class Pairs:
     """Pairs of a client and an item, client after client, and their order by item.
 
-    >>> asked = Asked.of(Ragged.from_rows([[2, 0], [2]]), 3)
+    >>> asked = Pairs.of(Ragged.from_rows([[2, 0], [2]]), 3)
     >>> x, weight, bias = torch.eye(2), torch.arange(6.0).reshape(3, 1, 2), torch.zeros(3, 1)
     >>> asked.rows(x, weight, bias).flatten().tolist()
     [4.0, 0.0, 5.0]
@@ -37,10 +38,15 @@ class Asked:
     starts: I64  # where an item's begin
 
     @classmethod
-    def of(cls, items: Ragged, n_items: int) -> Asked:
+    def of(cls, items: Ragged, n_items: int) -> Pairs:
         """The items that each client is asked for."""
         order = np.argsort(items.values, kind="stable")
         return cls(items.rows.astype(np.int64), order, offsets_of(np.bincount(items.values, minlength=n_items)))
+
+    @property
+    def arrays(self) -> tuple[I64, I64, I64]:
+        """As compiled code reads them."""
+        return self.clients, self.order, self.starts
 
     def rows(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """y of every pair; x is [clients, inputs], weight [items, outputs, inputs], bias [items, outputs]."""
@@ -50,11 +56,14 @@ class Asked:
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, asked: Asked) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, asked: Pairs) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.asked = asked
         result = torch.empty(asked.order.size, bias.shape[1])
-        _forward(_array(x), _array(weight), _array(bias), _array(result), asked.clients, asked.order, asked.starts)
+        tables, pairs = (_array(x), _array(weight), _array(bias), _array(result)), asked.arrays
+        workers = thread_count()
+        cuts = np.linspace(0, asked.starts.size - 1, workers + 1).astype(np.int64)
+        deal(lambda w: _forward(*tables, pairs, cuts[w], cuts[w + 1]), workers)
         return result
 
     @staticmethod
@@ -64,7 +73,9 @@ class _Rows(torch.autograd.Function):
         shares = np.zeros((BLOCKS, *x.shape), np.float32)
         of_weight, of_bias = torch.empty_like(weight), torch.empty(weight.shape[:2])
         moved = (_array(of_weight), _array(of_bias), shares)
-        _backward(slope, _array(x), _array(weight), moved, asked.clients, asked.order, asked.starts)
+        tables, workers = (slope, _array(x), _array(weight), moved, asked.arrays), thread_count()
+        cuts = np.linspace(0, BLOCKS, workers + 1).astype(np.int64)
+        deal(lambda w: _backward(*tables, cuts[w], cuts[w + 1]), workers)
         return torch.from_numpy(shares.sum(0)), of_weight, of_bias, None
 
 
@@ -72,9 +83,10 @@ def _array(tensor: Tensor) -> Any:
     return tensor.detach().numpy()
 
 
-@numba.njit(parallel=True, cache=True, fastmath=FAST)
-def _forward(x: Any, weight: Any, bias: Any, result: Any, clients: Any, order: Any, starts: Any) -> None:
-    for item in numba.prange(starts.size - 1):
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _forward(x: Any, weight: Any, bias: Any, result: Any, pairs: Any, begin: Any, end: Any) -> None:
+    clients, order, starts = pairs
+    for item in range(begin, end):
         for k in range(starts[item], starts[item + 1]):
             own = x[clients[order[k]]]
             for n in range(bias.shape[1]):
@@ -84,11 +96,12 @@ def _forward(x: Any, weight: Any, bias: Any, result: Any, clients: Any, order: A
                 result[order[k], n] = total + bias[item, n]
 
 
-@numba.njit(parallel=True, cache=True, fastmath=FAST)
-def _backward(slope: Any, x: Any, weight: Any, moved: Any, clients: Any, order: Any, starts: Any) -> None:
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _backward(slope: Any, x: Any, weight: Any, moved: Any, pairs: Any, first: Any, last: Any) -> None:
     of_weight, of_bias, shares = moved
+    clients, order, starts = pairs
     items = starts.size - 1
-    for block in numba.prange(shares.shape[0]):
+    for block in range(first, last):
         share = shares[block]
         for item in range(block * items // shares.shape[0], (block + 1) * items // shares.shape[0]):
             of_weight[item] = 0

@@ -23,27 +23,23 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, ClassVar, Literal
 
-import numba
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import BaseModel, Field
 
 from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import F32, Spec
-from fedmosaic.algorithm.upload import I32, SCALE, Parcel
+from fedmosaic.algorithm.server import soft_threshold
+from fedmosaic.algorithm.upload import I32, Parcel
 from fedmosaic.core import keys
-from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.errors import SettingsError, one_of
+from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.ragged import I64
+from fedmosaic.core.threads import deal, thread_count
 
-_mix = numba.njit(inline="always")(keys.mix)
-_GOLDEN = keys.GOLDEN
-_S32, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
-_PAIRS = 512  # pairs of places that are drawn together: their loops vectorise, and they stay in the cache
 _LARGEST = 24.0  # no draw of either kind is larger than this many scales
 _EXACT = float(1 << 52)  # whole numbers add exactly in float64 up to here
-
 
 Kind = Literal["laplace", "gaussian"]
 Draws = Literal["each", "summed"]
@@ -67,6 +63,10 @@ class AddedNoise:
     scale: float
     draws: Draws = "each"
 
+    def __post_init__(self) -> None:
+        one_of("noise", self.kind, ("laplace", "gaussian"))
+        one_of("way to draw noise", self.draws, ("each", "summed"))
+
     def add(self, total: I64, name: str, clients: Any, ctx: Context) -> None:
         """Sum of the clients' noise, in place and in fixed point."""
         label = zlib.crc32(name.encode())
@@ -76,7 +76,12 @@ class AddedNoise:
         if self.draws == "summed":
             total += np.floor(self._sum(client_keys, total.shape) * SCALE + 0.5).astype(np.int64)
             return
-        _add(total.reshape(-1), client_keys, np.float32(self.scale), self.kind == "laplace", together)
+        from fedmosaic.privacy.compiled import PAIRS, add_noise
+
+        flat, scale, workers = total.reshape(-1), np.float32(self.scale), thread_count()
+        cuts = np.linspace(0, -(-flat.size // (2 * PAIRS)), workers + 1).astype(np.int64)
+        laplace = self.kind == "laplace"
+        deal(lambda w: add_noise(flat, client_keys, scale, laplace, together, cuts[w], cuts[w + 1]), workers)
 
     def _sum(self, client_keys: keys.U64, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
         """One draw per number from the law of the clients' sum; keyed by all of them, in any order."""
@@ -85,81 +90,6 @@ class AddedNoise:
         if self.kind == "gaussian":
             return self.scale * sqrt(clients) * rng.standard_normal(shape)
         return self.scale * (rng.standard_gamma(clients, shape) - rng.standard_gamma(clients, shape))
-
-
-@numba.njit(parallel=True, cache=True)
-def _add(total: Any, client_keys: Any, scale: Any, laplace: bool, together: int) -> None:
-    """A 64-bit word per client and pair of places; its halves are the two draws. Every draw is rounded by itself."""
-    for block in numba.prange((total.size + 2 * _PAIRS - 1) // (2 * _PAIRS)):
-        words, sums = np.empty((2, _PAIRS), np.uint32), np.zeros((2, _PAIRS), np.float64)
-        number, draws = np.empty(_PAIRS, np.float32), np.empty((2, _PAIRS), np.float32)
-        for c in range(client_keys.size):
-            state = client_keys[c] + np.uint64(block * _PAIRS) * _GOLDEN
-            for j in range(_PAIRS):
-                state += _GOLDEN
-                word = _mix(state)
-                words[0, j], words[1, j] = np.uint32(word >> _S32), np.uint32(word & _LOW)
-            if laplace:
-                for side in range(2):
-                    _laplace(words[side], number, draws[side])
-            else:
-                _gaussian(words[0], words[1], number, draws[0], draws[1])
-            for side in range(2):
-                for j in range(_PAIRS):
-                    sums[side, j] += np.floor(np.float64(scale * draws[side, j]) * SCALE + 0.5)
-            if (c + 1) % together == 0 or c + 1 == client_keys.size:
-                for side in range(2):
-                    for j in range(min(_PAIRS, (total.size - side - 2 * block * _PAIRS + 1) // 2)):
-                        total[2 * (block * _PAIRS + j) + side] += np.int64(sums[side, j])
-                sums[:] = 0
-
-
-@numba.njit(cache=True)
-def _laplace(words: Any, number: Any, draws: Any) -> None:
-    """draw <- ± -log u, from 31 bits and one for the sign."""
-    for j in range(number.size):
-        number[j] = np.float32(np.int32(words[j] >> np.uint32(1))) + np.float32(1)
-    _minus_log(number, np.float32(31), draws)
-    for j in range(number.size):
-        draws[j] *= np.float32(np.int32(words[j] & np.uint32(1)) * 2 - 1)
-
-
-@numba.njit(cache=True)
-def _gaussian(words: Any, turns: Any, number: Any, draws: Any, others: Any) -> None:
-    """draws, others <- sqrt(-2 log u) · (cos v, sin v) (Box & Muller 1958).
-
-    The angle is within an eighth of a turn, where few terms of the series suffice; one bit of `turns` adds a quarter,
-    one a half. That leaves no branch and no call, so the loop vectorises.
-    """
-    for j in range(number.size):
-        number[j] = np.float32(np.int32(words[j] >> np.uint32(1))) + np.float32(1)
-    _minus_log(number, np.float32(31), draws)
-    for j in range(number.size):
-        v = np.float32(np.int32(turns[j] >> np.uint32(2)) - np.int32(1 << 29)) * np.float32(np.pi / (1 << 31))
-        q = v * v
-        tail = np.float32(1 / 120) - q * (np.float32(1 / 5040) - q * np.float32(1 / 362880))
-        sin = v * (np.float32(1) - q * (np.float32(1 / 6) - q * tail))
-        tail = np.float32(1 / 24) - q * (np.float32(1 / 720) - q * np.float32(1 / 40320))
-        cos = np.float32(1) - q * (np.float32(1 / 2) - q * tail)
-        quarter = np.float32(np.int32(turns[j] & np.uint32(1)))
-        radius = np.sqrt(np.float32(2) * draws[j]) * np.float32(np.int32(turns[j] & np.uint32(2)) - 1)
-        draws[j] = radius * (cos * (np.float32(1) - quarter) - sin * quarter)
-        others[j] = radius * (sin * (np.float32(1) - quarter) + cos * quarter)
-
-
-@numba.njit(cache=True, error_model="numpy", fastmath={"nnan"})  # checks for zero or NaN would not vectorise
-def _minus_log(number: Any, power: Any, result: Any) -> None:
-    """result <- -log(number / 2^power): the exponent is read off the bits, the rest is 2 atanh((m - 1) / (m + 1))."""
-    bits = number.view(np.int32)
-    for j in range(number.size):
-        result[j] = np.float32((bits[j] >> 23) - 127)
-        bits[j] = (bits[j] & np.int32(0x7FFFFF)) | np.int32(0x3F800000)  # the same number, in [1, 2)
-    for j in range(number.size):
-        s = (number[j] - np.float32(1.4142135)) / (number[j] + np.float32(1.4142135))  # |s| < 0.172
-        q = s * s
-        tail = q * (np.float32(1 / 3) + q * (np.float32(1 / 5) + q * (np.float32(1 / 7) + q * np.float32(1 / 9))))
-        whole = (power - result[j] - np.float32(0.5)) * np.float32(0.6931472)
-        result[j] = max(whole - np.float32(2) * (s + s * tail), np.float32(0))
 
 
 class OneSided:
@@ -184,10 +114,11 @@ class Clip(OneSided):
 
     def encode(self, parcel: Parcel) -> Parcel:
         """Scale a client's changes down to the bound."""
-        squares = torch.zeros(parcel.clients)
+        squares = np.zeros(parcel.clients)
         for name, change in parcel.changes.items():
-            squares.index_add_(0, parcel.owners[name], change.square().flatten(1).sum(1))
-        factor = (self.bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
+            norms = np.square(change, dtype=np.float64).reshape(change.shape[0], -1).sum(1)
+            squares += np.bincount(parcel.owners[name], norms, minlength=parcel.clients)
+        factor = np.minimum(self.bound / np.maximum(np.sqrt(squares), 1e-30), 1).astype(np.float32)
         changes = {n: v * factor[parcel.owners[n]].reshape(-1, *[1] * (v.ndim - 1)) for n, v in parcel.changes.items()}
         return replace(parcel, changes=changes)
 
@@ -200,7 +131,7 @@ class ClipValues(OneSided):
 
     def encode(self, parcel: Parcel) -> Parcel:
         """Cut off what is larger."""
-        return replace(parcel, changes={n: v.clamp(-self.bound, self.bound) for n, v in parcel.changes.items()})
+        return replace(parcel, changes={n: v.clip(-self.bound, self.bound) for n, v in parcel.changes.items()})
 
 
 @dataclass(frozen=True)
@@ -220,7 +151,7 @@ class PseudoItems(OneSided):
         changes, before, owners = dict(parcel.changes), dict(parcel.before), dict(parcel.owners)
         items = dict(parcel.items)
         for name, of in parcel.items.items():
-            change, owner = changes[name].numpy(), owners[name].numpy()
+            change, owner = changes[name], owners[name]
             real = np.flatnonzero((change != 0).any(-1))
             ends = np.searchsorted(owner[real], np.arange(parcel.clients + 1))  # rows stand client by client
             made = [
@@ -229,9 +160,9 @@ class PseudoItems(OneSided):
             ]
             whose = np.repeat(np.arange(parcel.clients), [which.size for which, _ in made])
             more = np.concatenate([drawn for _, drawn in made])
-            changes[name] = torch.cat([changes[name], torch.from_numpy(more)])
-            before[name] = torch.cat([before[name], torch.zeros(more.shape)])
-            owners[name] = torch.cat([owners[name], torch.from_numpy(whose)])
+            changes[name] = np.concatenate([change, more])
+            before[name] = np.concatenate([before[name], np.zeros_like(more)])
+            owners[name] = np.concatenate([owner, whose])
             items[name] = np.concatenate([of, *(which for which, _ in made)])
         return replace(parcel, changes=changes, before=before, owners=owners, items=items)
 
@@ -260,9 +191,8 @@ class SoftThreshold(OneSided):
         changes = dict(parcel.changes)
         for name in parcel.items:
             before, change = parcel.before[name], changes[name]
-            moved = (change != 0).any(1, keepdim=True)
-            shrunk = torch.nn.functional.softshrink(before + change, self.size) - before
-            changes[name] = torch.where(moved, shrunk, change)
+            moved = (change != 0).any(1, keepdims=True)
+            changes[name] = np.where(moved, soft_threshold(before + change, self.size) - before, change)
         return replace(parcel, changes=changes)
 
 

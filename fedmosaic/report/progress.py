@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedmosaic.report.console import console
-from fedmosaic.runs.study import Progress, Tell
+from fedmosaic.runs.study import StudyProgress, Tell
 
 
 @contextmanager
@@ -28,7 +28,7 @@ class _Lines:
     def __init__(self) -> None:
         self.begun, self.finished, self.failed = False, 0, 0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: StudyProgress) -> None:
         if not self.begun and progress.skipped:
             self._say(f"{progress.skipped} of {progress.total} runs are already done")
         for cell, reason in progress.failed[self.failed :]:
@@ -53,7 +53,7 @@ def _bars() -> Iterator[Tell]:
         shown: dict[str, TaskID] = {}
         told = 0
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: StudyProgress) -> None:
             nonlocal told
             bars.update(overall, completed=progress.ended, total=progress.total)
             current = {cell.title: cell for cell in progress.running}

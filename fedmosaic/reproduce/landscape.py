@@ -27,12 +27,12 @@ from fedmosaic.algorithm.wrappers.mixing import MixedModel
 from fedmosaic.core import keys
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines.answer import task_of
 from fedmosaic.engines.block import Block, history_of
-from fedmosaic.engines.devices import Array
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.round import begin
-from fedmosaic.training.method import Progress, State
+from fedmosaic.engines.state import Array, FederationState
+from fedmosaic.engines.task import Task
+from fedmosaic.training.loop import OnRound
 
 Recipe = Literal["zero-mean", "filter", "paper"]
 RECIPES: tuple[Recipe, ...] = ("zero-mean", "filter", "paper")
@@ -66,18 +66,20 @@ class Landscape:
     Private parameters are read once; examples are drawn once, `negatives` for each positive.
     """
 
-    def __init__(self, federation: Federation, data: TrainingSet, state: State, *, negatives: int = 1, seed: int = 0):
+    def __init__(
+        self, federation: Federation, data: TrainingSet, state: FederationState, *, negatives: int = 1, seed: int = 0
+    ):
         algorithm = federation.algorithm
         if algorithm.serve or algorithm.names(Role.KEPT) or isinstance(algorithm.model, MixedModel):
             raise SettingsError("no landscape for methods whose devices rebuild, keep or mix the shared table")
         self.algorithm: Algorithm = replace(algorithm, local=(), negatives=negatives)
-        self.shared: Direction = {n: torch.from_numpy(state[f"server/{n}"]) for n in self.algorithm.sent}
+        self.shared: Direction = {n: torch.from_numpy(state.server.params[n]) for n in self.algorithm.sent}
         if not self.shared:
             raise SettingsError("nothing is shared, so there is nothing to move")
         clients = np.flatnonzero(np.bincount(data.owners(), weights=data.histories.lengths, minlength=data.n_clients))
         # examples are keyed by a round of their own; the seed must be the run's, which decides rows never stored
-        ctx = Context(-1 - seed, int(state["seed"][0]), data.n_items, data.n_clients)
-        task = task_of(self.algorithm, data, {**state}, ctx, clients)
+        ctx = Context(-1 - seed, state.seed, data.n_items, data.n_clients)
+        task = Task(data, state.server.params, state.devices, ctx, clients)
         self._blocks = [
             _ready(begin(self.algorithm, task, clients[at : at + CLIENTS_PER_CHUNK]))
             for at in range(0, clients.size, CLIENTS_PER_CHUNK)
@@ -171,8 +173,8 @@ class Landscape:
 
 
 def look(
-    method: object, data: TrainingSet, state: State, radius: float, points: int, recipe: str, seed: int,
-    progress: Progress | None = None,
+    method: object, data: TrainingSet, state: FederationState, radius: float, points: int, recipe: str, seed: int,
+    progress: OnRound | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Sharpness and surface of a trained method, as plain numbers."""
     if not isinstance(method, Federation):

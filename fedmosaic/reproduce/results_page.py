@@ -11,14 +11,14 @@ from typing import Any
 from fedmosaic.core.errors import FedmosaicError
 from fedmosaic.reproduce.card import NAMES, Card, Results, Verdict, card_table, verdicts
 from fedmosaic.runs.run_folder import RunFolder
-from fedmosaic.runs.study import Progress, Tell, cells, run_study
+from fedmosaic.runs.study import StudyProgress, Tell, cells, run_study
 
 LARGEST_STATE = 100 << 20  # bytes; figures need some states, none of the large ones
 
 
 def run_cards(
     cards: Sequence[Card], results: Results, *, workers: int | None = None, tell: Tell | None = None
-) -> Progress:
+) -> StudyProgress:
     """All runs of all cards, each once, the first seed of everything before the second."""
     planned = [s for card in cards for s in card.plan(results.seeds, results.quick)]
     planned.sort(key=lambda s: s.seed)

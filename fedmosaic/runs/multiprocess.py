@@ -18,12 +18,13 @@ from typing import Any
 
 from fedmosaic.runs.settings import Settings
 from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.extras import require_torch
+from fedmosaic.core.threads import VARIABLE, use_threads
 from fedmosaic.runs.run import Setup, start
-from fedmosaic.engines.distributed import Team, joined
+from fedmosaic.engines.engine import Team
 from fedmosaic.engines.federation import Federation
-from fedmosaic.engines.threads import use_threads
 from fedmosaic.runs.study import Where
-from fedmosaic.training.method import Progress, train
+from fedmosaic.training.loop import OnRound, steps
 
 
 def run_together(
@@ -35,14 +36,19 @@ def run_together(
     rendezvous: str | None = None,
     trusted: bool = False,
     data_dir: Where = None,
-    progress: Progress | None = None,
+    on_round: OnRound | None = None,
 ) -> dict[str, Any] | None:
     """The summary of the run, on the first rank; the others return nothing."""
+    require_torch("sharing a run between processes")
+    from fedmosaic.engines.distributed import joined
+
     method = settings.build()
     if not isinstance(method, Federation) or method.pooled:
-        raise SettingsError(f"{settings.method} runs in one process; leave --workers away")
+        raise SettingsError(f"{settings.method} runs in one process; drop --workers")
     if not 0 <= rank < workers:
         raise SettingsError(f"rank {rank} is not one of {workers} workers (0 to {workers - 1})")
+    if settings.patience is not None:
+        raise SettingsError("patience stops one process; several run all rounds: drop it, or drop --workers")
     if rank and rendezvous is None:
         raise SettingsError("a rank other than 0 needs the --rendezvous of the others")
     with tempfile.TemporaryDirectory() as folder:
@@ -53,13 +59,13 @@ def run_together(
             if rank:
                 _assist(settings, method, team, data_dir)
                 return None
-            return start(settings, place, data_dir=data_dir, progress=progress, team=team)
+            return start(settings, place, data_dir=data_dir, on_round=on_round, team=team)
 
 
 def _assist(settings: Settings, method: Federation, team: Team, data_dir: Where) -> None:
     """Work along: the same rounds on the same data, without looking at what comes out."""
     setup = Setup.of(settings, settings.split_data(settings.load_data(data_dir)))
-    for _ in train(replace(method, team=team), setup.data, settings.seed, probe=setup.probe):
+    for _ in steps(replace(method, team=team), setup.data, settings.seed, query=setup.validation.query):
         pass
 
 
@@ -69,7 +75,7 @@ def _helpers(settings: Settings, workers: int, folder: Path, address: str, data_
     config = folder / "config.toml"
     config.write_text(settings.to_toml())
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, VARIABLE: threads}
     words = [sys.executable, "-m", "fedmosaic", "run", "--config", str(config), "--workers", str(workers)]
     words += ["--rendezvous", address, "--quiet", *(["--data-dir", str(data_dir)] if data_dir else [])]
     processes = [subprocess.Popen([*words, "--rank", str(n)], env=environment) for n in range(1, workers)]

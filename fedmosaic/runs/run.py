@@ -22,19 +22,19 @@ from typing import Any
 from fedmosaic.methods.closed_form import fit
 from fedmosaic.methods.popularity import Popularity
 from fedmosaic.runs.settings import Settings
-from fedmosaic.data.negatives import Candidates, draw_candidates
+from fedmosaic.data.negatives import Candidates, draw_candidates, training_set
 from fedmosaic.data.split import Part, Split
-from fedmosaic.core.errors import RunError, ScoreError, SettingsError
-from fedmosaic.evaluation.evaluate import Evaluation, evaluate, make_probe, rank_probe
+from fedmosaic.core.errors import ForeignError, RunError, SettingsError
+from fedmosaic.evaluation.evaluate import Evaluation, evaluate
 from fedmosaic.runs.run_folder import Meter, Position, RunFolder, peak_megabytes
 from fedmosaic.evaluation.metrics import Ranks, bootstrap
-from fedmosaic.core.ragged import Ragged
-from fedmosaic.serving.recommender import save_catalogue, training_set
-from fedmosaic.engines.distributed import Team
+from fedmosaic.serving.catalogue import Catalogue
+from fedmosaic.engines.engine import Team
 from fedmosaic.engines.federation import Federation
 from fedmosaic.evaluation.spectrum import table_summary
 from fedmosaic.core.files import load_tensors, read_json, save_tensors, write_json
-from fedmosaic.training.method import Method, Progress, State, Step, train
+from fedmosaic.training.loop import Begun, OnRound, Validation, train
+from fedmosaic.training.method import Method
 from fedmosaic.data.training_set import TrainingSet
 
 CHECKPOINT_SECONDS = 2.0
@@ -49,31 +49,14 @@ class Setup:
     split: Split
     candidates: Candidates
     data: TrainingSet
-    probe: Ragged  # validation items and their candidates
+    validation: Validation
 
     @classmethod
     def of(cls, settings: Settings, split: Split) -> Setup:
-        """Candidates, training set and probe of a split, as the settings have them."""
+        """Candidates, training set and judge of a split, as the settings have them."""
         candidates = draw_candidates(split, settings.candidates, seed=settings.candidate_seed)
         data = training_set(split, settings.pool, candidates)
-        return cls(split, candidates, data, make_probe(split, "validation", candidates))
-
-    @property
-    def selects(self) -> bool:
-        """Whether there is anything to select on; if not, the last round is taken."""
-        return self.split.validation.values.size > 0
-
-    def validation(self, method: Method, step: Step, *, full: bool) -> dict[str, dict[str, float]]:
-        """1 + n metrics from the round's own answers where it gave them; the full ranking where it is asked for."""
-        ranks: dict[str, Ranks] = {}
-        if step.answers is not None:
-            ranks["sampled"] = rank_probe(step.answers, self.probe, self.split.validation)
-        if full or step.answers is None:
-            scorer = method.scorer(self.data, step.state)
-            found = evaluate(scorer, self.split, "validation", self.candidates, top_k=0)
-            assert found.sampled is not None
-            ranks |= {"sampled": found.sampled, "full": found.full}
-        return {name: {"hr@10": r.mean("hr", 10), "ndcg@10": r.mean("ndcg", 10)} for name, r in ranks.items()}
+        return cls(split, candidates, data, Validation(split, candidates, settings.select, settings.evaluate_every))
 
 
 def default_place(settings: Settings, parent: str | Path = "runs") -> Path:
@@ -87,7 +70,7 @@ def start(
     place: str | Path,
     *,
     data_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    on_round: OnRound | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     team: Team | None = None,
 ) -> dict[str, Any]:
@@ -99,14 +82,14 @@ def start(
     data = settings.load_data(data_dir)
     split = settings.split_data(data)
     folder = RunFolder.create(Path(place), settings, data_dir, data.digest())
-    return _execute(folder, settings, method, split, progress, checkpoint_seconds)
+    return _execute(folder, settings, method, split, on_round, checkpoint_seconds)
 
 
 def resume(
     place: str | Path,
     *,
     data_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    on_round: OnRound | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> dict[str, Any]:
     """Continue a run that was interrupted; a finished one is returned as it is."""
@@ -118,100 +101,76 @@ def resume(
     if folder.data != data.digest():
         raise RunError(f"{place} was begun on other data (the digests differ); start a new run")
     split = settings.split_data(data)
-    return _execute(folder, settings, settings.build(), split, progress, checkpoint_seconds)
+    return _execute(folder, settings, settings.build(), split, on_round, checkpoint_seconds)
 
 
 def _execute(
     folder: RunFolder,
     settings: Settings,
-    method: Method,
+    method: Method[Any],
     split: Split,
-    progress: Progress | None,
+    on_round: OnRound | None,
     checkpoint_seconds: float,
 ) -> dict[str, Any]:
     setup, known = Setup.of(settings, split), split.interactions
-    save_catalogue(folder.place / "catalogue", known.users, known.items, known.info, setup.data)
+    Catalogue(known.users, known.items, known.info, setup.data).save(folder.place / "catalogue")
     for position, line in _rounds(folder, settings, method, setup, checkpoint_seconds):
-        if progress is not None:
-            progress(position.round, method.rounds, line)
-    best, at = folder.load_state("best")
-    parts: list[Part] = ["validation", "test"] if setup.selects else ["test"]
+        if on_round is not None:
+            on_round(position.round, method.rounds, line)
+    best, at = folder.load_state(method, "best")
+    parts: list[Part] = ["validation", "test"] if setup.validation.exists else ["test"]
     scorer = method.scorer(setup.data, best)
     evaluations = {part: evaluate(scorer, split, part, setup.candidates) for part in parts}
     _save_ranks(folder, evaluations["test"])
-    summary = _summary(folder, settings, split, setup.candidates, evaluations, at) | _table(method, best)
+    _, last = folder.load_state(method, "latest", "previous")
+    summary = _summary(folder, settings, setup, evaluations, (at, last)) | _table(method, best)
     write_json(folder.place / "summary.json", summary)
     return summary
 
 
 def _rounds(
-    folder: RunFolder,
-    settings: Settings,
-    method: Method,
-    setup: Setup,
-    checkpoint_seconds: float,
+    folder: RunFolder, settings: Settings, method: Method[Any], setup: Setup, checkpoint_seconds: float
 ) -> Iterator[tuple[Position, dict[str, Any]]]:
-    """Train from the last whole checkpoint on; evaluate and record every round, store the state now and then."""
+    """Train from the last whole checkpoint on; record every round, store the state now and then."""
+    begun, position = None, Position()
     try:
-        state, position = folder.load_state("latest", "previous")
-        folder.load_state("best")  # without it the selection would be lost
-    except RunError:
-        state, position = None, Position()
-    protocol, metric = settings.select.split(":")
-    best: tuple[State, Position] | None = None  # not yet stored
+        state, position = folder.load_state(method, "latest", "previous")
+        folder.load_state(method, "best")  # without it the selection would be lost
+        begun = Begun(state, position.round, position.best_round, position.best_value)
+    except ForeignError:
+        raise
+    except RunError:  # there is none yet, or it is damaged
+        position = Position()
+    best: tuple[Any, Position] | None = None  # not yet stored
     stored = clock = Meter.now()
     pause = 0.0
     with folder.open_metrics(position.round) as metrics:
-        steps = train(method, setup.data, settings.seed, state=state, done=position.round, probe=setup.probe)
-        while (step := _next(steps, position)) is not None:
-            line: dict[str, Any] = {"round": step.round, **vars(step.record)}
-            last = step.round == method.rounds
-            value = position.best_value
-            if setup.selects and (step.round % settings.evaluate_every == 0 or last):
-                line["validation"] = setup.validation(method, step, full=protocol == "full")
-                value = line["validation"][protocol][metric]
+        for seen in train(method, setup.data, settings.seed, setup.validation, begun, settings.patience):
             wall, cpu = Meter.now().since(clock)
             clock = Meter.now()
-            judged = "validation" in line
-            better = value >= position.best_value if judged else last and not setup.selects  # ties: the later
-            position = position.after(step, value if better else None, wall, cpu)
-            line["seconds"] = round(wall, 4)
+            position, line = position.after(seen, wall, cpu), seen.line | {"seconds": round(wall, 4)}
             metrics.write(json.dumps(line) + "\n")
-            if better:
-                best = (step.state, position)
-            if last or clock.wall - stored.wall >= max(checkpoint_seconds, pause):
+            if seen.best:
+                best = (seen.step.state, position)
+            if seen.last or clock.wall - stored.wall >= max(checkpoint_seconds, pause):
                 metrics.flush()
                 if best is not None:
-                    folder.save_state("best", *best)
-                folder.save_state("latest", step.state, position)
+                    folder.save_state("best", method.pack(best[0]), best[1])
+                folder.save_state("latest", method.pack(seen.step.state), position)
                 best, stored = None, Meter.now()
                 pause = (stored.wall - clock.wall) / CHECKPOINT_SHARE  # large states are stored less often
             yield position, line
 
 
-def _next(steps: Iterator[Step], position: Position) -> Step | None:
-    """The next round, none after the last; a round that fails says how to keep the ones before it."""
-    try:
-        return next(steps, None)
-    except ScoreError as error:
-        if not position.round:
-            raise
-        said = (
-            f"{error} (in round {position.round + 1}; with rounds={position.round} the run ends before, its best kept)"
-        )
-        raise ScoreError(said) from None
-
-
 def _summary(
     folder: RunFolder,
     settings: Settings,
-    split: Split,
-    candidates: Candidates,
+    setup: Setup,
     evaluations: dict[Part, Evaluation],
-    at: Position,
+    positions: tuple[Position, Position],
 ) -> dict[str, Any]:
-    _, last = folder.load_state("latest", "previous")
-    test = evaluations["test"]
+    """What a finished run has to say; `positions` are those of the selected round and of the last."""
+    (at, last), split, candidates, test = positions, setup.split, setup.candidates, evaluations["test"]
     assert test.sampled is not None
     return {
         "method": settings.method,
@@ -242,7 +201,7 @@ def _summary(
     }
 
 
-def _table(method: Method, state: State) -> dict[str, Any]:
+def _table(method: Method[Any], state: State) -> dict[str, Any]:
     """What the common item table is like, where there is one of vectors."""
     try:
         vectors = method.vectors(state)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fedmosaic.runs.settings import Settings
-from fedmosaic.core.errors import RunError
-from fedmosaic.serving.recommender import FederatedRecommender, load_catalogue
-from fedmosaic.core.files import load_tensors, read_json, read_lines, save_tensors, write_atomic, write_json
-from fedmosaic.training.method import State, Step
+from fedmosaic.core.errors import ForeignError, RunError
+from fedmosaic.serving.catalogue import Catalogue
+from fedmosaic.serving.recommender import FederatedRecommender
+from fedmosaic.core.files import Tensors, digest_of, load_tensors, read_json, read_lines, save_tensors, write_atomic, write_json
+from fedmosaic.training.loop import Seen
+from fedmosaic.training.method import Method
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,13 @@ class Position:
     bytes_up: int = 0
     bytes_down: int = 0
 
-    def after(self, step: Step, new_best: float | None, seconds: float, cpu_seconds: float) -> Position:
+    def after(self, seen: Seen[Any], seconds: float, cpu_seconds: float) -> Position:
         """The position after one more round."""
+        step = seen.step
         return Position(
             round=step.round,
-            best_round=self.best_round if new_best is None else step.round,
-            best_value=self.best_value if new_best is None else new_best,
+            best_round=step.round if seen.best else self.best_round,
+            best_value=seen.value,
             seconds=self.seconds + seconds,
             cpu_seconds=self.cpu_seconds + cpu_seconds,
             bytes_up=self.bytes_up + step.record.bytes_up,
@@ -158,33 +161,46 @@ class RunFolder:
         write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
         return path.open("a")
 
-    def save_state(self, name: str, state: State, position: Position) -> None:
+    def _binding(self) -> dict[str, str]:
+        """What a checkpoint belongs to: these settings, on this data."""
+        config = (self.place / "config.toml").read_text()
+        return {"method": self.settings().method, "config": digest_of({}, config)[:16], "data": self.data or ""}
+
+    def save_state(self, name: str, arrays: Tensors, position: Position) -> None:
         """Write a state; the latest one is kept twice, so that a damaged file costs a round and not the run."""
         path = self.place / "checkpoint" / f"{name}.safetensors"
         if name == "latest" and path.is_file():
             path.replace(path.with_name("previous.safetensors"))
-        save_tensors(path, state, vars(position))
+        save_tensors(path, arrays, {**self._binding(), "position": vars(position)})
 
-    def load_state(self, *names: str) -> tuple[State, Position]:
-        """The first of the named states that is whole."""
+    def load_state(self, method: Method[Any], *names: str) -> tuple[Any, Position]:
+        """The first of the named states that is whole; one of another run is refused by name."""
         reasons = []
         for name in names:
+            path = self.place / "checkpoint" / f"{name}.safetensors"
             try:
-                state, position = load_tensors(self.place / "checkpoint" / f"{name}.safetensors")
-                return state, Position(**position)
+                arrays, meta = load_tensors(path)
             except RunError as error:
                 reasons.append(str(error))
+                continue
+            position = meta.pop("position", None)
+            if position is None or meta != self._binding():
+                raise ForeignError(
+                    f"{path} belongs to another run (method {meta.get('method', 'unknown')}; its settings or data differ); "
+                    "put the right file back, or start the run again"
+                )
+            return method.unpack(arrays, str(path)), Position(**position)
         raise RunError("no usable checkpoint: " + "; ".join(reasons))
 
     def recommender(self) -> FederatedRecommender:
         """The selected model of this run, ready to answer."""
         settings = self.settings()
-        state, _ = self.load_state("best", "latest", "previous")
         model = FederatedRecommender(
             settings.method, seed=settings.seed, pool=settings.pool, **settings.method_settings
         )
         model.split_ = None
-        return model.restore(*load_catalogue(self.place / "catalogue"), state)
+        state, _ = self.load_state(model.method_, "best", "latest", "previous")
+        return model.restore(Catalogue.load(self.place / "catalogue"), state)
 
 
 def peak_megabytes() -> float:

@@ -18,6 +18,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedmosaic.methods import registry
+from fedmosaic.methods.base import MethodSettings, renamed, validated
 from fedmosaic.data import sources
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.negatives import Pool
@@ -65,6 +66,7 @@ class Settings(BaseModel):
     candidate_seed: int = Field(default=0, ge=0)
     select: Literal["sampled:hr@10", "sampled:ndcg@10", "full:hr@10", "full:ndcg@10"] = "sampled:hr@10"
     evaluate_every: int = Field(default=1, ge=1, description="rounds between evaluations on validation")
+    patience: int | None = Field(default=None, ge=1, description="stop after so many rounds without a better one")
     method_settings: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
@@ -78,18 +80,20 @@ class Settings(BaseModel):
         own = {k: v for k, v in (given or {}).items() if k in cls.model_fields and k != "method_settings"}
         rest = dict((given or {}).get("method_settings", {}))
         rest |= {k: v for k, v in (given or {}).items() if k not in cls.model_fields}
+        if issubclass(entry.settings, MethodSettings):
+            rest = renamed(entry.settings, rest, f"method {method}")
         for key in rest:
             if key not in entry.settings.model_fields:
                 known = [f for f in cls.model_fields if f != "method_settings"] + list(entry.settings.model_fields)
                 raise UnknownNameError("setting", key, known, f"`fedmosaic describe {method}` explains them")
-        chosen = registry.validated(entry.settings, rest, f"method {method}")
+        chosen = validated(entry.settings, rest, f"method {method}")
         # none is every optional setting's default, and TOML cannot say it
         typed = {k: v for k, v in chosen.model_dump().items() if k in rest and v is not None}
-        return registry.validated(cls, own | {"method": method, "dataset": dataset, "method_settings": typed}, "the run")
+        return validated(cls, own | {"method": method, "dataset": dataset, "method_settings": typed}, "the run")
 
-    def build(self) -> Method:
+    def build(self) -> Method[Any]:
         """The method these settings describe."""
-        method: Method = registry.entry(self.method).build(self.method_settings)
+        method: Method[Any] = registry.entry(self.method).build(self.method_settings)
         return method
 
     def load_data(self, data_dir: str | Path | None = None) -> Interactions:
@@ -127,7 +131,7 @@ class Settings(BaseModel):
         >>> Settings.make("fedmf", "ml-100k", {"dim": 32}).key() == Settings.make("fedmf", "ml-100k").key()
         True
         """
-        whole = registry.validated(registry.entry(self.method).settings, self.method_settings, f"method {self.method}")
+        whole = validated(registry.entry(self.method).settings, self.method_settings, f"method {self.method}")
         text = json.dumps({**self.model_dump(), "method_settings": whole.model_dump()}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -25,8 +25,8 @@ from fedmosaic.runs.settings import Settings
 from fedmosaic.core.errors import FedmosaicError, RunError
 from fedmosaic.runs.run_folder import RunFolder
 from fedmosaic.runs.ledger import Ledger, Record
-from fedmosaic.engines.threads import use_threads
 from fedmosaic.core.files import locked
+from fedmosaic.core.threads import use_threads
 
 POLL_SECONDS = 0.5
 DATA_SETTINGS = (  # that decide which interactions a run sees
@@ -74,7 +74,7 @@ class Cell:
 
 
 @dataclass
-class Progress:
+class StudyProgress:
     """How far a study has come; a cell that failed stands with what it said last."""
 
     total: int
@@ -89,7 +89,7 @@ class Progress:
         return self.skipped + len(self.finished) + len(self.failed)
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[StudyProgress], None]
 
 
 def cells(settings: Sequence[Settings], parent: str | Path) -> list[Cell]:
@@ -108,7 +108,7 @@ def run_study(
     keep: Collection[str] = (),
     ledger: Ledger | None = None,
     tell: Tell | None = None,
-) -> Progress:
+) -> StudyProgress:
     """Run what is not finished yet on this data, `workers` at a time.
 
     Trained states of over `largest` bytes are dropped, but for the settings whose key is in `keep`. What stands in the
@@ -122,7 +122,7 @@ def run_study(
         found = [(cell, cell.record()) for cell in every]
         waiting = [cell for cell, record in found if not look.done(cell, record)]
         ledger.add(*(record for cell, record in found if record is not None and cell not in waiting))
-        progress = Progress(len(every), skipped=len(every) - len(waiting))
+        progress = StudyProgress(len(every), skipped=len(every) - len(waiting))
         count = max(1, min(workers or os.cpu_count() or 1, max(len(waiting), 1)))
         threads = max(1, (os.cpu_count() or 1) // count)
         active: list[tuple[Cell, BaseProcess, Connection]] = []
@@ -174,7 +174,7 @@ class _Look:
         return self.digests[source]
 
 
-def _report(progress: Progress, running: list[Cell], tell: Tell | None) -> None:
+def _report(progress: StudyProgress, running: list[Cell], tell: Tell | None) -> None:
     progress.running = running
     if tell is not None:
         tell(progress)
@@ -192,7 +192,7 @@ def _launch(cell: Cell, data_dir: Where, threads: int, largest: int | None) -> t
     return process, ours
 
 
-def _collect(progress: Progress, cell: Cell, process: BaseProcess, channel: Connection) -> None:
+def _collect(progress: StudyProgress, cell: Cell, process: BaseProcess, channel: Connection) -> None:
     process.join()
     said = ""
     with suppress(EOFError):  # it was killed before it could speak

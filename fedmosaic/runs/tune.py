@@ -21,14 +21,14 @@ from fedmosaic.core.errors import RunError, ScoreError, SettingsError, UnknownNa
 from fedmosaic.runs.run_folder import environment
 from fedmosaic.runs.run import Setup
 from fedmosaic.core.files import write_atomic
-from fedmosaic.training.method import train
+from fedmosaic.training.loop import train
 
 Choice = tuple[float, float] | list[Any]  # a logarithmic range, or values to choose from
 # Not searched unless asked: they change the problem, its privacy or its cost rather than the fit.
-FIXED = {"participation", "step_decay", "round_decay", "tolerance", "average"}
-FIXED |= {"noise", "noise_draws", "publish_noise", "clip", "clip_low", "clip_high", "threshold", "nu"}
+FIXED = {"participation", "step_decay", "round_decay", "tolerance", "gradient_clip"}
+FIXED |= {"noise", "noise_draws", "noise_multiplier", "publish_noise", "clip", "clip_values", "threshold", "nu"}
 RANGES: dict[str, tuple[float, float]] = {  # where the default is no number to start from
-    "score_rate": (0.01, 3.0),
+    "user_rate": (0.01, 3.0),
     "item_rate": (100.0, 100_000.0),
     "own_rate": (0.1, 300.0),
     "own_init": (0.001, 1.0),
@@ -53,7 +53,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Found:
+class Best:
     """The best settings, their validation value, and how many trials were run and cut short."""
 
     settings: Settings
@@ -98,7 +98,7 @@ def parse_space(texts: list[str]) -> dict[str, Choice]:
     return space
 
 
-def tune(search: Search, file: Path, data_dir: str | Path | None = None, tell: Tell | None = None) -> Found:
+def tune(search: Search, file: Path, data_dir: str | Path | None = None, tell: Tell | None = None) -> Best:
     """Run the trials that are still missing; equal searches on one file continue, or share, each other's.
 
     The first trial is the settings as they were given. Only trials that ended (or were cut short by the pruner) count:
@@ -147,7 +147,7 @@ def tune(search: Search, file: Path, data_dir: str | Path | None = None, tell: T
         raise RunError("every setting that was tried made training diverge; name a --space of smaller rates")
     best = max(whole, key=lambda t: t.value)
     given = {**search.settings.method_settings, **({} if best.user_attrs.get("given") else best.params)}
-    return Found(_with(search.settings, given), best.value, len(ended), len(ended) - len(whole))
+    return Best(_with(search.settings, given), best.value, len(ended), len(ended) - len(whole))
 
 
 def _ended(study: Any) -> list[Any]:
@@ -193,20 +193,18 @@ def _try(search: Search, split: Split, trial: Any) -> float:
 def _train(settings: Settings, split: Split, trial: Any) -> float:
     import optuna
 
-    method, setup = settings.build(), Setup.of(settings, split)
-    protocol, metric = settings.select.split(":")
-    best = 0.0
-    for step in train(method, setup.data, settings.seed, probe=setup.probe):
-        if step.round % settings.evaluate_every and step.round != method.rounds:
+    method, setup, best = settings.build(), Setup.of(settings, split), 0.0
+    for seen in train(method, setup.data, settings.seed, setup.validation, patience=settings.patience):
+        if seen.validation is None:
             continue
-        best = max(best, setup.validation(method, step, full=protocol == "full")[protocol][metric])
-        trial.report(best, step.round)
+        best = seen.value
+        trial.report(best, seen.step.round)
         if trial.should_prune():
             raise optuna.TrialPruned
     return best
 
 
-def write_preset(found: Found, place: Path, command: str) -> None:
+def write_preset(found: Best, place: Path, command: str) -> None:
     """A settings file with the command that found it at its head."""
     versions = environment()["packages"]
     head = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,20 +12,22 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fedmosaic.core.errors import RunError, SettingsError
-from fedmosaic.core.files import load_tensors, read_json, save_tensors, write_json
+from fedmosaic.core.errors import ForeignError, RunError, SettingsError
+from fedmosaic.core.files import digest_of, load_tensors, read_json, save_tensors, write_json
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.clean import as_polars
 from fedmosaic.data.interactions import Interactions
-from fedmosaic.data.negatives import Candidates, Pool, draw_candidates, excluded_items
+from fedmosaic.data.negatives import Pool, draw_candidates, training_set
 from fedmosaic.data.split import Part, Split
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.data.vocab import Id, Vocab
-from fedmosaic.evaluation.evaluate import Evaluation, checked_scores, evaluate, make_probe, rank_probe, top_items
+from fedmosaic.data.vocab import Id
+from fedmosaic.evaluation.evaluate import Evaluation, checked_scores, evaluate, top_items
 from fedmosaic.methods import registry
-from fedmosaic.training.method import Method, Progress, State, train
+from fedmosaic.serving.catalogue import Catalogue
+from fedmosaic.training.loop import OnRound, Validation, train
+from fedmosaic.training.method import Method
 
-FORMAT = 1
+FORMAT = 2
 Users = Sequence[Id] | Id | None
 
 
@@ -39,57 +42,44 @@ class FederatedRecommender:
 
     def __init__(self, method: str = "ease", *, seed: int = 0, pool: Pool = "strict", **settings: Any) -> None:
         self.method, self.seed, self.pool, self.settings = method, seed, pool, settings
-        self.method_: Method = registry.entry(method).build(settings)
+        self.method_: Method[Any] = registry.entry(method).build(settings)
 
     def get_params(self) -> dict[str, Any]:
         """Arguments of the constructor, as given."""
         return {"method": self.method, "seed": self.seed, "pool": self.pool, **self.settings}
 
-    def fit(self, data: Interactions | Split | Any, progress: Progress | None = None) -> FederatedRecommender:
+    def fit(
+        self, data: Interactions | Split | Any, on_round: OnRound | None = None, *, patience: int | None = None
+    ) -> FederatedRecommender:
         """Train on everything (`Interactions`, or a table with columns user and item), or on a split's train part.
 
-        Given a split, a method that reports every round keeps the round with the best validation HR@10 (1 + 99).
+        data: what to learn from. Given a split, the round with the best validation HR@10 (1 + 99) is kept.
+        on_round: called as on_round(round, rounds, what is known). patience: stop after so many rounds without a better.
         """
+        validation = None
         if isinstance(data, Split):
             self.split_: Split | None = data
-            known = data.interactions
-            training = training_set(data, self.pool)
+            known, training = data.interactions, training_set(data, self.pool)
+            if data.validation.values.size:
+                validation = Validation(data, draw_candidates(data))
         else:
-            known = data if isinstance(data, Interactions) else Interactions.from_frame(as_polars(data))
             self.split_ = None
+            known = data if isinstance(data, Interactions) else Interactions.from_frame(as_polars(data))
             histories = Ragged.group(known.user, known.item, len(known.users))
             training = TrainingSet(histories, histories.unique(), len(known.items))
-        return self.restore(known.users, known.items, known.info, training, self._train(training, progress))
+        state: Any = None
+        for seen in train(self.method_, training, self.seed, validation, patience=patience):
+            if seen.best:
+                state = seen.step.state
+            if on_round is not None:
+                on_round(seen.step.round, self.method_.rounds, seen.line)
+        return self.restore(Catalogue(known.users, known.items, known.info, training), state)
 
-    def _train(self, training: TrainingSet, progress: Progress | None) -> State:
-        state: State = {}
-        split, probe, best = self.split_, None, -1.0
-        if split is not None and split.validation.values.size:
-            probe = make_probe(split, "validation", draw_candidates(split))
-        for step in train(self.method_, training, self.seed, probe=probe):
-            line = vars(step.record)
-            if split is None or probe is None or step.answers is None:
-                state = step.state
-            else:
-                found = rank_probe(step.answers, probe, split.validation).mean("hr", 10)
-                line = line | {"validation": {"sampled": {"hr@10": found}}}
-                if found >= best:
-                    state, best = step.state, found
-            if progress is not None:
-                progress(step.round, self.method_.rounds, line)
-        return state
-
-    def restore(
-        self, users: Vocab, items: Vocab, info: pl.DataFrame | None, training: TrainingSet, state: State
-    ) -> FederatedRecommender:
+    def restore(self, catalogue: Catalogue, state: Any) -> FederatedRecommender:
         """Take over a trained state (used by `fit`, `load` and run folders)."""
-        self.users_, self.items_, self.info_, self.training_, self.state_ = (
-            users,
-            items,
-            info,
-            training,
-            state,
-        )
+        self.users_, self.items_ = catalogue.users, catalogue.items
+        self.info_, self.training_ = catalogue.info, catalogue.training
+        self.catalogue_, self.state_ = catalogue, state
         return self
 
     def recommend(
@@ -161,10 +151,15 @@ class FederatedRecommender:
         """Write the model: settings, vocabularies, histories, tensors. No pickle."""
         self._check_fitted()
         place = Path(folder)
-        save_catalogue(place, self.users_, self.items_, self.info_, self.training_)
-        save_tensors(place / "state.safetensors", self.state_)
+        self.catalogue_.save(place)
+        save_tensors(place / "state.safetensors", self.method_.pack(self.state_), self._binding())
         write_json(place / "model.json", {"format": FORMAT, "params": self.get_params()})
         return place
+
+    def _binding(self) -> dict[str, str]:
+        """What a state belongs to: a method with its settings, and a catalogue."""
+        ids = self.items_.ids.cast(pl.String).to_list()
+        return {"params": json.dumps(self.get_params(), sort_keys=True), "items": digest_of({}, "\n".join(ids))[:16]}
 
     @classmethod
     def load(cls, folder: str | Path) -> FederatedRecommender:
@@ -175,8 +170,14 @@ class FederatedRecommender:
             raise RunError(f"{place} has format {described.get('format')!r}; this version reads {FORMAT}")
         model = cls(**described["params"])
         model.split_ = None
-        state, _ = load_tensors(place / "state.safetensors")
-        return model.restore(*load_catalogue(place), state)
+        arrays, binding = load_tensors(place / "state.safetensors")
+        model.restore(Catalogue.load(place), None)
+        if binding != model._binding():
+            raise ForeignError(
+                f"{place / 'state.safetensors'} belongs to another model (method, settings or items differ)"
+            )
+        model.state_ = model.method_.unpack(arrays, str(place / "state.safetensors"))
+        return model
 
     def _top(self, wanted: Sequence[Id], positions: I64, k: int, exclude_seen: bool) -> pl.DataFrame:
         known = np.flatnonzero(positions >= 0)
@@ -211,47 +212,8 @@ class FederatedRecommender:
         return pl.DataFrame(columns)
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "state_"):
+        if getattr(self, "state_", None) is None:
             raise RunError("this recommender is not trained yet; call fit(...) first")
-
-
-def training_set(split: Split, pool: Pool, candidates: Candidates | None = None) -> TrainingSet:
-    """What training may see of a split under a negative pool (`isolated` needs to know the candidate lists)."""
-    if pool == "isolated" and candidates is None:
-        candidates = draw_candidates(split)
-    return TrainingSet(split.train, excluded_items(split, pool, candidates), split.n_items)
-
-
-def save_catalogue(place: Path, users: Vocab, items: Vocab, info: pl.DataFrame | None, training: TrainingSet) -> None:
-    """Vocabularies, titles and histories: what turns tensors back into answers."""
-    place.mkdir(parents=True, exist_ok=True)
-    users.ids.alias("user").to_frame().write_parquet(place / "users.parquet")
-    table = items.ids.alias("item").to_frame() if info is None else info.with_columns(items.ids.alias("item"))
-    table.write_parquet(place / "items.parquet")
-    parts = {"histories": training.histories, "excluded": training.excluded}
-    if training.silos is not None:
-        parts["silos"] = training.silos
-    save_tensors(
-        place / "histories.safetensors",
-        {f"{n}.{k}": getattr(r, k) for n, r in parts.items() for k in ("values", "offsets")},
-    )
-
-
-def load_catalogue(place: Path) -> tuple[Vocab, Vocab, pl.DataFrame | None, TrainingSet]:
-    """Read `save_catalogue` back."""
-    try:
-        users, items = pl.read_parquet(place / "users.parquet"), pl.read_parquet(place / "items.parquet")
-    except (FileNotFoundError, pl.exceptions.PolarsError) as error:
-        raise RunError(f"{place} holds no readable catalogue: {error}") from None
-    tensors, _ = load_tensors(place / "histories.safetensors")
-    stored = {n: Ragged(tensors[f"{n}.values"], tensors[f"{n}.offsets"]) for n in _parts(tensors)}
-    training = TrainingSet(stored["histories"], stored["excluded"], items.height, stored.get("silos"))
-    info = items if "title" in items.columns else None
-    return Vocab(users["user"], "user"), Vocab(items["item"], "item"), info, training
-
-
-def _parts(tensors: Mapping[str, Any]) -> set[str]:
-    return {name.split(".")[0] for name in tensors}
 
 
 def _as_list(ids: Iterable[Id] | Id) -> list[Id]:

@@ -1,24 +1,23 @@
-"""What every recommender is to the run loop: a state that goes in and comes out of rounds.
+"""What every recommender is to the training loop: a state that goes in and comes out of rounds.
 
 Closed forms and federated algorithms satisfy the same small protocol, so there is one loop, one run folder, one
-evaluation for all of them.
+evaluation for all of them. What a state is, is the method's own business; in files it is named arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmosaic.core import buffers
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import Scorer
 
-State = Mapping[str, npt.NDArray[Any]]
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class RoundRecord:
     touched_rows: float | None = None
 
 
-class Method(Protocol):
+class Method(Protocol[S]):
     """A recommender that learns in rounds."""
 
     @property
@@ -40,52 +39,35 @@ class Method(Protocol):
         """How many rounds a full training takes."""
         ...
 
-    def start(self, data: TrainingSet, seed: int) -> State:
+    def start(self, data: TrainingSet, seed: int) -> S:
         """State before round 1."""
         ...
 
     def advance(
-        self, data: TrainingSet, state: State, round: int, seed: int, probe: Ragged | None = None
-    ) -> tuple[State, RoundRecord, npt.NDArray[np.floating] | None]:
-        """State after a round, what the round cost, and the scores of a few items per user where they come cheaply."""
+        self, data: TrainingSet, state: S, round: int, seed: int, query: Ragged | None = None
+    ) -> tuple[S, RoundRecord, npt.NDArray[np.floating] | None]:
+        """State after a round, what the round cost, and the scores of a few items per user where they come cheaply.
+
+        data: what may be seen. round: counted from 1. query: per user, the items whose scores are asked for.
+        """
         ...
 
-    def scorer(self, data: TrainingSet, state: State) -> Scorer:
+    def scorer(self, data: TrainingSet, state: S) -> Scorer:
         """What answers queries for the users of `data`."""
         ...
 
-    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+    def vectors(self, state: S) -> npt.NDArray[np.floating]:
         """One row per item, for similarity."""
         ...
 
+    def traffic(self, n_items: int) -> tuple[int, int]:
+        """Bytes a client sends and receives in a round."""
+        ...
 
-Progress = Callable[[int, int, dict[str, Any]], None]  # (round, rounds, what is known about the round)
+    def pack(self, state: S) -> Mapping[str, npt.NDArray[Any]]:
+        """The state as named arrays, for a file."""
+        ...
 
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """The end of a round."""
-
-    round: int
-    state: State
-    record: RoundRecord
-    answers: npt.NDArray[np.floating] | None
-
-
-def train(
-    method: Method,
-    data: TrainingSet,
-    seed: int,
-    *,
-    state: State | None = None,
-    done: int = 0,
-    probe: Ragged | None = None,
-) -> Iterator[Step]:
-    """Rounds done+1 .. method.rounds; the caller evaluates, stores, or stops."""
-    current = method.start(data, seed) if state is None else state
-    try:
-        for number in range(done + 1, method.rounds + 1):
-            current, record, answers = method.advance(data, current, number, seed, probe)
-            yield Step(number, current, record, answers)
-    finally:
-        buffers.release()
+    def unpack(self, arrays: Mapping[str, npt.NDArray[Any]], what: str) -> S:
+        """Read `pack` back; arrays of another method or width are refused, `what` names where they came from."""
+        ...

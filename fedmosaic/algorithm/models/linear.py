@@ -8,11 +8,13 @@ In FedMF w_u is a user vector; in PFedRec (w_u, b_u) is a private score function
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedmosaic.algorithm.parameters import Axis, Init, Spec
 from fedmosaic.algorithm.view import View
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

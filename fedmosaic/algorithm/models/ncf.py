@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedmosaic.algorithm.parameters import Axis, Init, Spec
 from fedmosaic.algorithm.view import View
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import sin, tanh
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
-from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
+from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, require_table
 from fedmosaic.algorithm.local import Context, Move, Pass, Phase, Schedule, value_of
 from fedmosaic.algorithm.objective import Objective, mean
 from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec, by_name
 from fedmosaic.algorithm.view import Batch, Model, View
-from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.errors import one_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Norm = Literal["l1", "l2", "nuclear", "infinity", "none"]
+NORMS: tuple[Norm, ...] = ("l1", "l2", "nuclear", "infinity", "none")
 Shape = Literal["tanh", "fixed", "sin", "square", "frac"]
 SHAPES: dict[Shape, Callable[[int], float]] = {
     "tanh": lambda a: tanh(a / 10),
@@ -45,6 +46,9 @@ class Ramp:
 
     top: float
     shape: Shape = "tanh"
+
+    def __post_init__(self) -> None:
+        one_of("ramp", self.shape, SHAPES)
 
     def __call__(self, ctx: Context) -> float:
         """The weight in a round."""
@@ -84,8 +88,13 @@ class AdditiveObjective:
     sparse: Schedule
     norm: Norm
 
+    def __post_init__(self) -> None:
+        one_of("norm", self.norm, NORMS)
+
     def __call__(self, model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
         """One loss per client."""
+        import torch
+
         loss = self.host(model, view, batch, ctx)
         apart = value_of(self.apart, ctx)
         sparse = value_of(self.sparse, ctx) if self.norm != "none" else 0.0
@@ -100,6 +109,8 @@ class AdditiveObjective:
             return mean(rows.abs().mean(-1), batch)
         if self.norm == "l2":
             return mean(rows.square().mean(-1), batch)
+        import torch
+
         real = rows * batch.weight.unsqueeze(-1)
         if self.norm == "infinity":
             return real.abs().flatten(1).amax(1)
@@ -126,8 +137,7 @@ def additive(
 
     def wrap(host: Algorithm) -> Algorithm:
         own = f"{table}.own"
-        if getattr(host.model, "table", None) == table:
-            raise SettingsError(f"{table} is already read through a wrapper; additive would replace it")
+        require_table("additive", host, table)
         model = AdditiveModel(host.model, table, own, init or host.specs[table].init)
         return replace(
             host,

@@ -12,34 +12,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import sqrt
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
-from fedmosaic.algorithm.local import Context, Losses, Slope
-from fedmosaic.algorithm.parameters import Axis, Spec
+from fedmosaic.algorithm.local import Context, GradientRule, Losses
+from fedmosaic.algorithm.parameters import F32, Axis, Spec
 from fedmosaic.algorithm.upload import Parcel
 from fedmosaic.core import keys
 from fedmosaic.core.errors import SettingsError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @lru_cache(maxsize=4)
-def basis(rank: int, width: int, seed: int, round: int) -> Tensor:
+def basis(rank: int, width: int, seed: int, round: int) -> F32:
     """Q: the round's r orthogonal unit rows."""
     rng = keys.generator(seed=seed, purpose=keys.Purpose.PROJECTION, round=round)
     columns, corner = np.linalg.qr(rng.standard_normal((width, rank)))
-    return torch.from_numpy(np.ascontiguousarray((columns * np.sign(np.diag(corner))).T, dtype=np.float32))
+    return np.ascontiguousarray((columns * np.sign(np.diag(corner))).T, dtype=np.float32)
 
 
 @dataclass(frozen=True)
-class ProjectedSlope:
+class ProjectedGradient:
     """A host's gradient, item rows projected on the round's subspace."""
 
-    host: Slope
+    host: GradientRule
     tables: Mapping[str, int]  # name -> width
     rank: int
 
@@ -47,9 +48,11 @@ class ProjectedSlope:
         self, losses: Losses, at: Mapping[str, Tensor], owners: Mapping[str, Tensor], ctx: Context
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """g -> sqrt(d / r) · g · Q'Q."""
+        import torch
+
         value, gradients = self.host(losses, at, owners, ctx)
         for name in gradients.keys() & self.tables.keys():
-            rows = basis(self.rank, self.tables[name], ctx.seed, ctx.round)
+            rows = torch.from_numpy(basis(self.rank, self.tables[name], ctx.seed, ctx.round))
             gradients[name] = gradients[name] @ rows.T @ rows * sqrt(self.tables[name] / self.rank)
         return value, gradients
 
@@ -78,7 +81,7 @@ class LowRank:
         """Sum of A, times Q."""
         if spec.name not in self.tables:
             return total
-        rows = basis(self.rank, self.tables[spec.name], ctx.seed, ctx.round).numpy().astype(np.float64)
+        rows = basis(self.rank, self.tables[spec.name], ctx.seed, ctx.round).astype(np.float64)
         result: npt.NDArray[np.float64] = total @ rows
         return result
 
@@ -100,6 +103,6 @@ def low_rank(rank: int) -> Wrapper:
                 f"a rank of {rank} needs sent item rows at least that wide; there are {tables or 'none'}"
             )
         upload = replace(host.upload, stack=(*host.upload.stack, LowRank(tables, rank)))
-        return replace(host, slope=ProjectedSlope(host.slope, tables, rank), upload=upload)
+        return replace(host, gradient=ProjectedGradient(host.gradient, tables, rank), upload=upload)
 
     return wrap

@@ -13,17 +13,17 @@ weight anew for every batch, the local table restarted every round, local agains
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
-from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
+from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, require_table
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.objective import Objective, Prepare
 from fedmosaic.algorithm.parameters import UPLOADED, Axis, Init, Role, Spec, by_name
 from fedmosaic.algorithm.view import Batch, Model, View
-from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.errors import SettingsError, one_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Form = Literal["local-global", "self"]
 TINY = 1e-12
@@ -78,8 +78,14 @@ class NTKWeight:
     clip: tuple[float, float] = (0.0, 1.0)
     exact: bool = False
 
+    def __post_init__(self) -> None:
+        one_of("rows of the traces", self.rows, ("positives", "examples", "all"))
+        one_of("moment", self.when, ("round", "epoch", "batch"))
+
     def __call__(self, model: Model, view: View, ctx: Context) -> Tensor:
         """[clients, 2]: the weight, and the rounds it is a mean of."""
+        import torch
+
         assert isinstance(model, MixedModel)
         if self.exact:
             traces = [self._derivatives(model, view, read) for read in (View.stored, View.received)]
@@ -101,6 +107,8 @@ class NTKWeight:
 
     def _derivatives(self, model: MixedModel, view: View, read: object) -> Tensor:
         """Every example as a client of its own: its derivatives are then its own too."""
+        import torch
+
         batch = view.batch
         clients, length = batch.items.shape
         owner = torch.arange(clients).repeat_interleave(length)
@@ -137,6 +145,9 @@ class Decorrelated:
     gamma: float
     form: Form
 
+    def __post_init__(self) -> None:
+        one_of("form of decorrelation", self.form, ("local-global", "self"))
+
     def __call__(self, model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
         """One loss per client; a batch with fewer than three distinct items adds nothing."""
         assert isinstance(model, MixedModel)
@@ -151,11 +162,14 @@ class Decorrelated:
 def decorrelation(one: Tensor, other: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """L of two views of the same rows, [clients, length, width], over the rows of the mask; one value per client.
 
+    >>> import torch
     >>> z = torch.linalg.qr(torch.randn(1, 40, 4, generator=torch.Generator().manual_seed(0)))[0]
     >>> z = torch.linalg.qr(z - z.mean(1, keepdim=True))[0]
     >>> float(decorrelation(z, 3 * z + 1, torch.ones(1, 40), 1.0)) < 1e-4
     True
     """
+    import torch
+
     count = mask.sum(1).clamp(min=1)[:, None, None]
     left, right = _standard(one, mask, count), _standard(other, mask, count)
     correlation = left.transpose(1, 2) @ right / count
@@ -173,6 +187,8 @@ def _standard(rows: Tensor, mask: Tensor, count: Tensor) -> Tensor:
 
 def distinct(batch: Batch) -> Tensor:
     """1 for the first example of each item of a client, 0 for repeats and padding."""
+    import torch
+
     items = torch.where(batch.weight > 0, batch.items, -1)
     ordered, order = items.sort(dim=1, stable=True)
     first = torch.ones_like(ordered, dtype=batch.weight.dtype)
@@ -208,10 +224,9 @@ def mixing(
         raise SettingsError("a weight smoothed over rounds is computed once a round: when=round")
 
     def wrap(host: Algorithm) -> Algorithm:
+        require_table("mixing", host, table)
         if host.roles[table] not in UPLOADED:
             raise SettingsError(f"mixing needs a table that the host sends; {table} is {host.roles[table].value}")
-        if getattr(host.model, "table", None) == table:
-            raise SettingsError(f"{table} is already read through a wrapper; mixing would replace it")
         if weight == 1 and not keep and not beta:
             return host
         model = MixedModel(host.model, table, weight)

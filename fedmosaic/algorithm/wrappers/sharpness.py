@@ -11,22 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
-from fedmosaic.algorithm.local import Context, Losses, Slope
+from fedmosaic.algorithm.local import Context, GradientRule, Losses
 from fedmosaic.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class UphillSlope:
+class UphillGradient:
     """A host's gradient, group by group, each at its own uphill point."""
 
-    host: Slope
+    host: GradientRule
     groups: tuple[tuple[tuple[str, ...], float], ...]  # names, radius
     joint: bool
 
@@ -59,6 +60,8 @@ def climb(
     gradients: Mapping[str, Tensor], owners: Mapping[str, Tensor], radius: float, clients: int
 ) -> dict[str, Tensor]:
     """e = radius · g / |g|, with one norm per client over all the tensors together."""
+    import torch
+
     squares = torch.zeros(clients)
     for name, gradient in gradients.items():
         squares.index_add_(0, owners[name], gradient.square().flatten(1).sum(1))
@@ -84,6 +87,6 @@ def sharpness_aware(rho_shared: float = 0.0, rho_private: float = 0.0, *, joint:
             return host
         sent = host.sent
         groups = ((sent, rho_shared), (tuple(n for n in host.specs if n not in sent), rho_private))
-        return replace(host, slope=UphillSlope(host.slope, groups, joint))
+        return replace(host, gradient=UphillGradient(host.gradient, groups, joint))
 
     return wrap

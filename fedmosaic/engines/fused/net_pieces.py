@@ -87,7 +87,8 @@ def forward(net: Any, widths: Any, u: Any, k: Any, acts: Any) -> None:
             if layer == 0:
                 for m in range(u.size):
                     base += u[m] * weight[m, j]
-            z[j, :k] = base
+            for e in range(k):
+                z[j, e] = base
         combine(weight[u.size :] if layer == 0 else weight, x, z, k)
         if layer < depth - 1:
             for j in range(bias.size):
@@ -97,28 +98,30 @@ def forward(net: Any, widths: Any, u: Any, k: Any, acts: Any) -> None:
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def backward(
-    k: Any, u: Any, net: Any, target: Any, widths: Any, rates: Any, acts: Any, slopes: Any, sums: Any, step: Any,
-    score: Any, label: Any, bits: Any, power: Any, part: Any, count_loss: Any,
-) -> Any:  # fmt: skip
+def backward(k: Any, u: Any, net: Any, target: Any, widths: Any, rates: Any, room: Any, count_loss: Any) -> Any:
     """Forward and backward for the k examples in acts[0]; returns the loss, and which of `slopes` is that of acts[0].
 
     `target` moves by the network's gradient times its rate: `net` itself (slopes are taken before a layer moves), or
-    zeros that collect it. `step` is the gradient of `u`. `rates`: network, user, item; 0 where a side stands still.
+    zeros that collect it. `room.step` is the gradient of `u`. `rates`: network, user, item; 0 where a side stands still.
     """
+    acts, slopes, sums, step, score = room.acts, room.slopes, room.sums, room.step, room.score
     depth, dim = widths.size - 1, u.size
     forward(net, widths, u, k, acts)
-    score[:k] = acts[depth, 0, :k]
-    loss = residuals(score, label, k, bits, power, part, count_loss)
+    for e in range(k):
+        score[e] = acts[depth, 0, e]
+    loss = residuals(score, room.label, k, room.bits, room.power, room.part, count_loss)
     now = depth % 2
-    slopes[now, 0, :k] = score[:k]
+    for e in range(k):
+        slopes[now, 0, e] = score[e]
     for layer in range(depth - 1, -1, -1):
         weight, bias = _layer(net, widths, layer)
         moved, moved_bias = _layer(target, widths, layer)
         slope, below = slopes[now], slopes[1 - now]
         if layer > 0 or rates[2] != 0:
             inner = weight[dim:] if layer == 0 else weight
-            below[: inner.shape[0], :k] = 0
+            for m in range(inner.shape[0]):
+                for e in range(k):
+                    below[m, e] = 0
             combine(inner.T, slope, below, k)
         for j in range(bias.size):
             total, line = np.float32(0), slope[j]
@@ -149,45 +152,38 @@ def backward(
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def net_step(
-    code: Any, k: Any, rows: Any, u: Any, net: Any, widths: Any, rates: Any, acts: Any, slopes: Any, sums: Any,
-    step: Any, score: Any, label: Any, bits: Any, power: Any, part: Any, at: Any, count_loss: Any,
-) -> Any:  # fmt: skip
-    """One phase of one batch of a client; returns the loss."""
-    dim = u.size
+def net_step(start: Any, k: Any, room: Any, u: Any, net: Any, widths: Any, rates: Any, count_loss: Any) -> Any:
+    """One phase of a batch, examples start ... start + k of an epoch; returns the loss."""
+    dim, acts = u.size, room.acts
     for e in range(k):
-        at[e] = code[e] >> 1
-        label[e] = np.float32(code[e] & 1)
-        row = rows[at[e]]
+        room.at[e] = room.code[start + e] >> 1
+        room.label[e] = np.float32(room.code[start + e] & 1)
+        row = room.rows[room.at[e]]
         for m in range(dim):
             acts[0, m, e] = row[m]
-    loss, now = backward(
-        k, u, net, net, widths, rates, acts, slopes, sums, step, score, label, bits, power, part, count_loss
-    )
-    if rates[1] > 0:
+    loss, now = backward(k, u, net, net, widths, rates, room, count_loss)
+    if rates[1] != 0:
         for m in range(dim):
-            u[m] -= rates[1] * step[m]
-    if rates[2] > 0:
+            u[m] -= rates[1] * room.step[m]
+    if rates[2] != 0:
         for e in range(k):
-            row = rows[at[e]]
+            row = room.rows[room.at[e]]
             for m in range(dim):
-                row[m] -= rates[2] * slopes[now, m, e]
+                row[m] -= rates[2] * room.slopes[now, m, e]
     return loss
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def answer(
-    asked: Any, item: Any, rows: Any, owner: Any, place: Any, c: Any, u: Any, net: Any, widths: Any, acts: Any,
-    scores: Any,
-) -> None:  # fmt: skip
+def answer(cohort: Any, c: Any, item: Any, u: Any, net: Any, widths: Any, room: Any, answers: Any) -> None:
     """Scores of the items asked of a client; rows it tuned answer for themselves."""
-    size = acts.shape[2]
-    for start in range(0, asked.size, size):
-        k = min(size, asked.size - start)
+    begin, end, acts, size = cohort.query_at[c], cohort.query_at[c + 1], room.acts, room.acts.shape[2]
+    for start in range(begin, end, size):
+        k = min(size, end - start)
         for e in range(k):
-            j = asked[start + e]
-            row = rows[place[j]] if owner[j] == c else item[j]
+            j = cohort.query[start + e]
+            row = room.rows[room.place[j]] if room.owner[j] == c else item[j]
             for m in range(u.size):
                 acts[0, m, e] = row[m]
         forward(net, widths, u, k, acts)
-        scores[start : start + k] = acts[widths.size - 1, 0, :k]
+        for e in range(k):
+            answers[start + e] = acts[widths.size - 1, 0, e]

@@ -1,263 +1,375 @@
-"""The fused engine for two item tables on the linear scorer: FedRAP's sum of tables and mixing's weighted one.
+"""The compiled program of two item tables on the linear scorer: FedRAP's sum of tables and mixing's weighted one.
 
     score = w · (a · own + b · common) + b_u        FedRAP: a = b = 1, both tables move
                                                     mixing: a = weight, b = 1 - weight, only the local one moves
                                                     local-only: a = b = 1, the common table is 0 and stands still
 
 Rates that fall from batch to batch, early stopping, weight decay of all rows, the terms of both objectives and the
-weight from the kernels' traces happen inside the compiled loop. See kernel.py for the rest.
+weight from the kernels' traces happen inside the compiled loop.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
-import numba
 import numpy as np
-import torch
 
 from fedmosaic.algorithm.algorithm import Algorithm
-from fedmosaic.algorithm.local import SGD, Context, plain_slope, value_of
-from fedmosaic.algorithm.models.linear import LinearScorer
-from fedmosaic.algorithm.objective import bce
+from fedmosaic.algorithm.local import SGD, Context, value_of
 from fedmosaic.algorithm.parameters import Axis, Role, first_table
-from fedmosaic.algorithm.upload import Parcel, fixed
+from fedmosaic.algorithm.upload import Parcel
 from fedmosaic.algorithm.wrappers.additive import AdditiveModel, AdditiveObjective
 from fedmosaic.algorithm.wrappers.mixing import Decorrelated, MixedModel, NTKWeight
 from fedmosaic.core import buffers
-from fedmosaic.core import keys
+from fedmosaic.core.fixed_point import fixed
 from fedmosaic.core.ragged import I64, Ragged, offsets_of
-from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines import devices
-from fedmosaic.engines.block import Outcome, Task
-from fedmosaic.engines.devices import Place
-from fedmosaic.engines.fused import pair_pieces as fused_pair
-from fedmosaic.engines.fused.common import client_keys, collected, put_back, shuffle_keys, user_side
-from fedmosaic.engines.fused.pair_clients import Plan, Store, train_pairs
-from fedmosaic.engines.round import summed
+from fedmosaic.core.threads import deal, thread_count
+from fedmosaic.engines.fused import linear, skeleton
+from fedmosaic.engines.fused.skeleton import SCORES_PER_CALL, Room, groups_of
+from fedmosaic.engines.state import Array, DeviceStore, Kept, Piece, Place, Rows, store
+from fedmosaic.engines.task import Outcome, Task
+from fedmosaic.engines.uploads import summed
 from fedmosaic.privacy.noise import Clip
 
 NORMS = {"none": 0, "l1": 1, "l2": 2}
-ENCODED_AT_ONCE = 32  # clients whose whole tables are there at the same time
 MOMENTS = {"batch": 0, "epoch": 1, "round": 2}
+ENCODED_AT_ONCE = 32  # clients whose whole tables are there at the same time
 
 
-def meant_for(algorithm: Algorithm) -> bool:
-    """Whether an algorithm has two item tables, or one that stays on the device."""
-    return isinstance(algorithm.model, AdditiveModel | MixedModel) or _lonely(algorithm)
+class Plan(NamedTuple):
+    """What the loop needs to know about the algorithm, as numbers."""
+
+    rates: Any  # [phases, 3]: user, own, common
+    decays: Any  # [3]
+    apart: Any
+    sparse: Any
+    norm: int  # 0 none, 1 absolute values, 2 squares
+    beta: Any
+    gamma: Any
+    form: int  # of the decorrelation: 0 none, 1 local-global, 2 self
+    mixed: bool  # rows are weight · own + (1 - weight) · common, rather than own + common
+    weight: float  # fixed, or -1: from the traces
+    low: float
+    high: float
+    moment: int  # from which the weight is computed: 0 every batch, 1 every epoch, 2 once
+    centred: bool
+    smooth: bool
+    positives: bool  # traces over the positives, rather than over all examples
+    size: int  # of a batch
+    step_decay: Any
+    tolerance: float
+    has_bias: bool
 
 
-def _lonely(algorithm: Algorithm) -> bool:
-    return isinstance(algorithm.model, LinearScorer) and algorithm.roles["item"] is Role.PRIVATE
+class OwnRows(NamedTuple):
+    """The cohort's own rows: where they lie in the device store, and room for the new ones."""
+
+    restart: bool  # own rows begin as the server's, and are not stored
+    keys: Any
+    rows: Any
+    scale: Any
+    begin: Any
+    end: Any
+    first: Any  # what rows never stored begin as
+    out_at: Any
+    out_items: Any
+    out_rows: Any
+    out_count: Any
+    sent: Any  # likewise the common table's rows, where uploads are encoded client by client
 
 
-def unfit(algorithm: Algorithm, data: TrainingSet) -> str:
-    """Why this engine cannot run an algorithm; empty if it can."""
-    model, objective, prepare, moves = algorithm.model, algorithm.objective, algorithm.prepare, algorithm.moves
-    paired = isinstance(model, AdditiveModel | MixedModel) and isinstance(model.host, LinearScorer)
-    inner = objective.host if isinstance(objective, AdditiveObjective | Decorrelated) else objective
-    norm = objective.norm if isinstance(objective, AdditiveObjective) else "none"
-    checks = {
-        "its model is not one or two tables on the linear scorer": not paired and not _lonely(algorithm),
-        "its objective has other terms": inner is not bce or norm not in NORMS,
-        "its gradients are not plain": algorithm.slope is not plain_slope,
-        "its mixing weight needs more than a client's rows": prepare is not None
-        and (not isinstance(prepare, NTKWeight) or prepare.exact or prepare.rows == "all"),
-        "clients hold several users": data.silos is not None,
-        "it has several passes": len(algorithm.local) != 1 or algorithm.local[0].part != "all",
-        "its item table is not sent": not _lonely(algorithm)
-        and algorithm.roles.get("item") not in (Role.SHARED, Role.PERSONALISED, Role.KEPT),
-        "an optimiser is not SGD": any(not isinstance(m.rule, SGD) for m in moves),
-        "a mixed table decays": isinstance(model, MixedModel) and any(getattr(m.rule, "decay", 0) for m in moves),
-        "it uploads gradients": algorithm.upload.kind == "gradient",
-        "its uploads are encoded, though not as whole tables": bool(algorithm.upload.stack)
-        and not (isinstance(model, AdditiveModel) and algorithm.dense),
-        "numbers that are not zero are counted": algorithm.upload.support == "nonzero" and not algorithm.upload.stack,
-        "user and bias move differently": any(("user" in m.names) != ("bias" in m.names) for m in moves),
-    }
-    return "; ".join(reason for reason, wrong in checks.items() if wrong)
+class Tables(NamedTuple):
+    """What users answer with: common rows, own ones, and how much of each."""
+
+    common: Any
+    first: Any
+    user: Any
+    bias: Any
+    clients: Any
+    keys: Any
+    rows: Any
+    begin: Any
+    end: Any
+    scale: Any
+    weights: Any  # [users, 2]: of own and of common rows
 
 
-def _plan(algorithm: Algorithm, ctx: Context) -> Plan:
-    """The algorithm as numbers."""
-    model, objective, prepare, one = algorithm.model, algorithm.objective, algorithm.prepare, algorithm.local[0]
-    own, common = ("item.own", "item") if isinstance(model, AdditiveModel) else ("item", "")
-    rates: list[list[float]] = []
-    decays: dict[str, float] = {}
-    for phase in one.phases:
-        found = {n: value_of(m.rate, ctx) for m in phase.moves for n in m.names}
-        rates.append([found.get(n, 0.0) for n in ("user", own, common)])
-        decays |= {n: m.rule.decay for m in phase.moves for n in m.names if isinstance(m.rule, SGD)}
-    apart = sparse = beta = gamma = 0.0
-    norm = form = 0
-    if isinstance(objective, AdditiveObjective):
-        apart, sparse, norm = value_of(objective.apart, ctx), value_of(objective.sparse, ctx), NORMS[objective.norm]
-    if isinstance(objective, Decorrelated):
-        beta, gamma, form = objective.beta, objective.gamma, 1 + (objective.form == "self")
-    fixed_weight = model.weight if isinstance(model, MixedModel) else None
-    ntk = prepare if isinstance(prepare, NTKWeight) else NTKWeight("item", "item.mix")
-    return Plan(
-        rates=np.array(rates, np.float32),
-        decays=np.array([decays.get(n, 0.0) for n in ("user", own, common)], np.float32),
-        apart=np.float32(apart),
-        sparse=np.float32(sparse if norm else 0.0),
-        norm=norm,
-        beta=np.float32(beta),
-        gamma=np.float32(gamma),
-        form=form,
-        mixed=isinstance(model, MixedModel),
-        weight=-1.0 if fixed_weight is None else float(fixed_weight),
-        low=float(ntk.clip[0]),
-        high=float(ntk.clip[1]),
-        moment=MOMENTS[ntk.when],
-        centred=ntk.centred,
-        smooth=ntk.smooth,
-        positives=ntk.rows == "positives",
-        size=one.batch_size,
-        step_decay=np.float32(one.step_decay),
-        tolerance=float(one.tolerance),
-    )
+class PairRoom(NamedTuple):
+    """`Room`, and what two tables need beside it."""
+
+    pool_items: Any
+    items: Any
+    owner: Any
+    place: Any
+    met: Any
+    first: Any
+    code: Any
+    own: Any  # the client's copies of its own rows
+    near: Any
+    listed: Any
+    at: Any
+    label: Any
+    score: Any
+    bits: Any
+    power: Any
+    part: Any
+    slope: Any
+    w: Any
+    common: Any
+    base: Any  # the sent table's rows before training
+    read: Any  # rows as they are scored
+    stamp: Any  # last batch in which a row was listed
+    places: Any
+    distinct: Any  # rows of a batch
+    times: Any
+    coef: Any
+    left: Any  # standardised columns of the two views, their spreads, and the gradient
+    right: Any
+    spread: Any
+    other: Any
+    push: Any
+    rates: Any
+
+    @classmethod
+    def of(cls, room: Room, form: int) -> PairRoom:
+        """Room for one worker; `form` of the decorrelation, if any."""
+        rows, dim = room.rows.shape
+        wide = rows if form else 1
+        return cls(
+            *room,
+            *(np.empty((rows, dim), np.float32) for _ in range(3)),
+            np.full(rows, -1, np.int64),
+            *(np.empty(rows, np.int32) for _ in range(3)),
+            np.empty(rows, np.float32),
+            *(np.empty((wide, dim), np.float32) for _ in range(2)),
+            *(np.empty(dim, np.float32) for _ in range(2)),
+            np.empty((wide, dim), np.float32),
+            np.empty(3, np.float32),
+        )
 
 
-def run_round(algorithm: Algorithm, task: Task, workers: int | None = None) -> Outcome:
-    """The cohort in one compiled call."""
-    data, ctx, cohort = task.data, task.ctx, task.cohort
-    own = "item.own" if isinstance(algorithm.model, AdditiveModel) else "item"
-    item = np.zeros((data.n_items, *algorithm.specs["item"].shape), np.float32)
-    if not _lonely(algorithm):
-        item = np.ascontiguousarray(task.server["item"], dtype=np.float32)
-    user, bias = user_side(algorithm, task)
-    plan = _plan(algorithm, ctx)
-    mix = np.zeros((cohort.size, 2), np.float32)
-    if "item.mix" in algorithm.specs:
-        mix = task.held["private/item.mix"][cohort]
-    store = _store(algorithm, task, own)
-    count = workers or numba.get_num_threads()
-    totals, touched = np.zeros((count, *item.shape), np.int64), np.zeros((count, data.n_items), np.int64)
-    healthy = np.ones(count, dtype=np.bool_)
-    losses, seen = np.zeros(cohort.size), np.zeros(cohort.size, np.int64)
-    shrunk = np.ones((cohort.size, 2), np.float32)
-    probe = task.probe if task.probe is not None else Ragged.from_rows([[]] * cohort.size)
-    probed = np.empty(probe.values.size, np.float32)
-    train_pairs(
-        data.histories.values, data.histories.offsets, data.excluded.values, data.excluded.offsets, cohort,
-        client_keys(task, keys.Purpose.NEGATIVES),
-        shuffle_keys(algorithm, task), item, user, bias, "bias" in algorithm.specs, mix, algorithm.negatives, plan,
-        store, shrunk, probe.values, probe.offsets, probed, totals, touched, losses, seen, healthy,
-    )  # fmt: skip
-    shrink = {"item": sum(fixed(float(s) - 1) for s in shrunk[:, 1])} if "item" in algorithm.spread else {}
-    upload = collected(totals, touched, losses, seen, healthy, shrink)
-    if _lonely(algorithm):
-        upload = replace(upload, totals={}, shrink={})
-    if algorithm.upload.stack:
-        sums, numbers = _encoded(algorithm, task, item, store, shrunk[:, 1])
-        upload = replace(upload, totals=sums, numbers=numbers)
-    held = put_back(algorithm, task, user, bias)
-    kept, apart = _kept(algorithm, task, own, store, mix, shrunk)
-    devices.write(held, kept, data.n_users, data.n_clients, apart)
-    return Outcome(upload, held, probed if task.probe is not None else None)
+@dataclass(frozen=True)
+class PairProgram:
+    """Made by `lower`, which has checked that the algorithm is nothing else."""
+
+    algorithm: Algorithm
+    name: ClassVar[str] = "fused"
+    scores_at_once: ClassVar[int] = SCORES_PER_CALL
+
+    @property
+    def own(self) -> str:
+        """The table of a client's own."""
+        return "item.own" if isinstance(self.algorithm.model, AdditiveModel) else "item"
+
+    @property
+    def lonely(self) -> bool:
+        """Whether nothing is common: one private table."""
+        return self.algorithm.roles["item"] is Role.PRIVATE
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the two tables are weighed."""
+        return isinstance(self.algorithm.model, MixedModel)
+
+    def parts(self, task: Task) -> list[I64]:
+        """Groups that are added up as floats."""
+        return groups_of(task)
+
+    def run(self, task: Task, parts: Sequence[I64] | None = None, workers: int | None = None) -> Outcome:
+        """The cohort in one compiled call per worker."""
+        from fedmosaic.engines.fused.pair_loop import train
+
+        algorithm, clients, count = self.algorithm, task.cohort.size, workers or thread_count()
+        item = self._common(task)
+        user, bias = skeleton.user_side(algorithm, task)
+        plan, own_rows = self._plan(task.ctx), self._own_rows(task)
+        cohort, longest = skeleton.cohort_of(algorithm, task), skeleton.longest_of(algorithm, task)
+        mix, shrunk = self._mix(task, task.cohort), np.ones((clients, 2), np.float32)
+        sums = skeleton.sums_of(task, item, count)
+        table = (item, user, bias, mix, shrunk)
+
+        def work(worker: int, workers: int) -> bool:
+            room = PairRoom.of(skeleton.room_of(algorithm, task, item.shape[1], longest), plan.form)
+            return bool(train(worker, workers, cohort, plan, table, own_rows, room, sums[worker]))
+
+        skeleton.run_workers(work, count)
+        shrink = {"item": sum(fixed(float(s) - 1) for s in shrunk[:, 1])} if "item" in algorithm.spread else {}
+        upload = skeleton.collected(sums, shrink)
+        if self.lonely:
+            upload = replace(upload, totals={}, shrink={})
+        if algorithm.upload.stack:
+            totals, numbers = self._encoded(task, item, own_rows, shrunk[:, 1])
+            upload = replace(upload, totals=totals, numbers=numbers)
+        score = {"user": user, "bias": bias[:, None]}
+        own = {n: v for n, v in score.items() if n in algorithm.specs}
+        own |= {"item.mix": mix} if "item.mix" in algorithm.specs else {}
+        devices = self._kept(replace(task, devices=skeleton.with_values(task, own)), own_rows, shrunk)
+        answers = None if task.query_items is None else sums[0].answers
+        if answers is not None and not self.mixed:
+            answers = self.answer(replace(task, devices=devices), task.cohort, task.query_items)
+        return Outcome(upload, devices, answers)
+
+    def answer(self, task: Task, users: I64, query: Ragged | None = None) -> Array:
+        """With the server's newest table and the devices' own rows: flat like the query, or [users, items]."""
+        from fedmosaic.engines.fused.pair_pieces import own_pairs, own_scores
+
+        if self.mixed and self.algorithm.roles["item"] is Role.PERSONALISED:
+            return linear.answer(self.algorithm, task, users, query)  # a local table begins as the common one
+        tables, workers = self._tables(task, users), thread_count()
+        cuts = np.linspace(0, users.size, workers + 1).astype(np.int64)
+        if query is None:
+            whole = np.empty((users.size, task.data.n_items), np.float32)
+            deal(lambda w: own_scores(tables, cuts[w], cuts[w + 1], whole), workers)
+            return whole
+        flat = np.empty(query.values.size, np.float32)
+        deal(lambda w: own_pairs(tables, query.values, query.offsets, cuts[w], cuts[w + 1], flat), workers)
+        return flat
+
+    def _common(self, task: Task) -> Array:
+        if self.lonely:
+            return np.zeros((task.data.n_items, *self.algorithm.specs["item"].shape), np.float32)
+        return np.ascontiguousarray(task.server["item"], dtype=np.float32)
+
+    def _mix(self, task: Task, users: I64) -> Array:
+        if "item.mix" in self.algorithm.specs:
+            return task.devices.dense("item.mix")[users]
+        return np.zeros((users.size, 2), np.float32)
+
+    def _tables(self, task: Task, users: I64) -> Tables:
+        task = replace(task, cohort=users)
+        user, bias = skeleton.user_side(self.algorithm, task)
+        own, weights = self._own_rows(task, room=False), np.ones((users.size, 2), np.float32)
+        if isinstance(self.algorithm.model, MixedModel):
+            fixed_weight = self.algorithm.model.weight
+            weights[:, 0] = self._mix(task, users)[:, 0] if fixed_weight is None else fixed_weight
+            weights[:, 1] = 1 - weights[:, 0]
+        common = self._common(task)
+        return Tables(
+            common, own.first, user, bias, users, own.keys, own.rows, own.begin, own.end, own.scale, weights
+        )  # fmt: skip
+
+    def _plan(self, ctx: Context) -> Plan:
+        """The algorithm as numbers."""
+        algorithm = self.algorithm
+        model, objective, one = algorithm.model, algorithm.objective, algorithm.local[0]
+        sides = ("user", self.own, "item" if isinstance(model, AdditiveModel) else "")
+        decays = {n: m.rule.decay for m in algorithm.moves for n in m.names if isinstance(m.rule, SGD)}
+        apart = sparse = beta = gamma = 0.0
+        norm = form = 0
+        if isinstance(objective, AdditiveObjective):
+            apart, sparse, norm = value_of(objective.apart, ctx), value_of(objective.sparse, ctx), NORMS[objective.norm]
+        if isinstance(objective, Decorrelated):
+            beta, gamma, form = objective.beta, objective.gamma, 1 + (objective.form == "self")
+        weight = model.weight if isinstance(model, MixedModel) else None
+        ntk = algorithm.prepare if isinstance(algorithm.prepare, NTKWeight) else NTKWeight("item", "item.mix")
+        return Plan(
+            rates=skeleton.passes_of(algorithm, ctx, sides).rates,
+            decays=np.array([decays.get(side, 0.0) for side in sides], np.float32),
+            apart=np.float32(apart),
+            sparse=np.float32(sparse if norm else 0.0),
+            norm=norm,
+            beta=np.float32(beta),
+            gamma=np.float32(gamma),
+            form=form,
+            mixed=self.mixed,
+            weight=-1.0 if weight is None else float(weight),
+            low=float(ntk.clip[0]),
+            high=float(ntk.clip[1]),
+            moment=MOMENTS[ntk.when],
+            centred=ntk.centred,
+            smooth=ntk.smooth,
+            positives=ntk.rows == "positives",
+            size=one.batch_size,
+            step_decay=np.float32(one.step_decay),
+            tolerance=float(one.tolerance),
+            has_bias="bias" in algorithm.specs,
+        )
+
+    def _own_rows(self, task: Task, *, room: bool = True) -> OwnRows:
+        """Where the cohort's own rows lie, and room for the new ones."""
+        data, cohort, spec = task.data, task.cohort, self.algorithm.specs[self.own]
+        dim, restart = spec.shape[0], self.algorithm.roles[self.own] is Role.PERSONALISED
+        held = task.devices.rows(self.own) if not restart else None
+        held = held or Rows(np.zeros(0, np.int64), np.zeros((0, dim), np.float32))
+        scale = np.ones((data.n_clients, 2), np.float32) if held.scale is None else held.scale
+        drawn = np.where(data.excluded.lengths[cohort] < data.n_items, self.algorithm.negatives, 0)
+        most = np.minimum(data.histories.lengths[cohort] * (1 + drawn), data.n_items) * (room and not restart)
+        out_at = offsets_of(most)
+        begins = task.server[self.own] if self.own in task.server else first_table(spec, task.ctx.seed, data.n_items)
+        return OwnRows(
+            restart=restart,
+            keys=held.keys,
+            rows=held.values,
+            scale=scale[cohort],
+            begin=np.searchsorted(held.keys, cohort * data.n_items),
+            end=np.searchsorted(held.keys, (cohort + 1) * data.n_items),
+            first=np.array(begins),
+            out_at=out_at,
+            out_items=buffers.empty((out_at[-1],), np.int32),
+            out_rows=buffers.empty((out_at[-1], dim), np.float32),
+            out_count=np.zeros(cohort.size, np.int64),
+            sent=np.empty((out_at[-1] if self.algorithm.upload.stack else 0, dim), np.float32),
+        )
+
+    def _kept(self, task: Task, own: OwnRows, shrunk: Array) -> DeviceStore:
+        """The device store with the cohort's own rows, and what decay left of all others.
+
+        Rows are not copied twice: they lie in the program's room, and `at` says where.
+        """
+        if own.restart:
+            return task.devices
+        starts = np.repeat(own.out_at[:-1] - offsets_of(own.out_count)[:-1], own.out_count)
+        at = starts + np.arange(starts.size)
+        touched = Ragged(own.out_items[at], offsets_of(own.out_count))
+        place = Place(task.cohort, task.data.members(task.cohort), touched, task.data.n_items)
+        spreads = any(move.spreads for move in self.algorithm.moves if self.own in move.names)
+        piece = Piece(Axis.ITEM, place, own.out_rows, shrunk[:, 0] if spreads else None, at)
+        return store(task.devices, [Kept({self.own: piece})], task.data)
+
+    def _encoded(self, task: Task, item: Array, own: OwnRows, left: Array) -> tuple[dict[str, Array], int]:
+        """The sum of encoded uploads, some clients at a time: rows they trained, and what decay did to the others."""
+        upload = self.algorithm.upload
+        clip = upload.stack[0]
+        if type(clip) is Clip and len(upload.stack) == 1 and upload.support == "dense":
+            return {"item": _clipped(clip.bound, item, own, left)}, 0
+        n_items, numbers = task.data.n_items, 0
+        total = np.zeros((n_items, *upload.shape(self.algorithm.specs["item"])), np.int64)
+        for start in range(0, task.cohort.size, ENCODED_AT_ONCE):
+            places = range(start, min(start + ENCODED_AT_ONCE, task.cohort.size))
+            changes = (left[places.start : places.stop, None, None] - 1) * item
+            for change, c in zip(changes, places, strict=True):
+                rows = slice(own.out_at[c], own.out_at[c] + own.out_count[c])
+                change[own.out_items[rows]] = own.sent[rows] - item[own.out_items[rows]]
+            count = len(places)
+            parcel = Parcel(
+                changes={"item": changes.reshape(-1, item.shape[1])},
+                before={"item": np.tile(item, (count, 1))},
+                owners={"item": np.repeat(np.arange(count), n_items)},
+                items={"item": np.tile(np.arange(n_items, dtype=np.int32), count)},
+                members=task.data.ids_of(task.cohort[places.start : places.stop]),
+                ctx=task.ctx,
+            )
+            more, found = summed(self.algorithm, parcel, {})
+            total += more["item"]
+            numbers += found
+        return {"item": total}, numbers
 
 
-def _encoded(algorithm: Algorithm, task: Task, item: Any, store: Store, left: Any) -> tuple[dict[str, Any], int]:
-    """The sum of encoded uploads, some clients at a time: rows they trained, and what decay did to the others."""
-    clip = algorithm.upload.stack[0]
-    if isinstance(clip, Clip) and len(algorithm.upload.stack) == 1 and algorithm.upload.support == "dense":
-        return {"item": _clipped(clip.bound, item, store, left)}, 0
-    n_items, numbers = task.data.n_items, 0
-    total = np.zeros((n_items, *algorithm.upload.shape(algorithm.specs["item"])), np.int64)
-    for start in range(0, task.cohort.size, ENCODED_AT_ONCE):
-        places = range(start, min(start + ENCODED_AT_ONCE, task.cohort.size))
-        changes = (left[places.start : places.stop, None, None] - 1) * item
-        for change, c in zip(changes, places, strict=True):
-            rows = slice(store.out_at[c], store.out_at[c] + store.out_count[c])
-            change[store.out_items[rows]] = store.sent[rows] - item[store.out_items[rows]]
-        flat = {"item": torch.from_numpy(changes.reshape(-1, item.shape[1]))}
-        before = {"item": torch.from_numpy(np.tile(item, (len(places), 1)))}
-        owners = {"item": torch.arange(len(places)).repeat_interleave(n_items)}
-        members = task.data.number(task.cohort[places.start : places.stop])
-        items = {"item": np.tile(np.arange(n_items, dtype=np.int32), len(places))}
-        more, count = summed(algorithm, Parcel(flat, before, owners, items, members, task.ctx), {})
-        total += more["item"]
-        numbers += count
-    return {"item": total}, numbers
-
-
-def _clipped(bound: float, item: Any, store: Store, left: Any) -> Any:
+def _clipped(bound: float, item: Array, own: OwnRows, left: Array) -> Array:
     """The sum of clipped uploads, without anybody's whole table."""
-    rows = (item, store.sent, store.out_items, store.out_at, store.out_count, left)
-    factors = np.empty(left.size, np.float32)
-    fused_pair.clip_factors(*rows, bound, factors)
-    totals = np.zeros((numba.get_num_threads(), *item.shape), np.int64)
-    fused_pair.clipped_sum(*rows, factors, totals)
-    return totals.sum(axis=0)
+    from fedmosaic.engines.fused.pair_pieces import NUMBERS, clip_factors, clipped_decay, clipped_rows
 
+    sent, workers = (own.sent, own.out_items, own.out_at, own.out_count), thread_count()
+    factors, totals = np.empty(left.size, np.float32), np.zeros((workers, *item.shape), np.int64)
 
-def answers(algorithm: Algorithm, data: TrainingSet) -> bool:
-    """Whether `scores` can answer for an algorithm: common rows plus own ones, each client a user."""
-    model = algorithm.model
-    added = isinstance(model, AdditiveModel) and isinstance(model.host, LinearScorer)
-    private = all(algorithm.roles[n] is Role.PRIVATE for n in ("user", "bias") if n in algorithm.specs)
-    newest = not algorithm.serve and not algorithm.keeps  # nothing is rebuilt or tuned for an answer
-    return (added or _lonely(algorithm)) and private and newest and data.silos is None
+    def shares(size: int, work: Callable[[int, int, int], None]) -> None:
+        cuts = np.linspace(0, size, workers + 1).astype(int)
+        deal(lambda w: work(w, cuts[w], cuts[w + 1]), workers)
 
-
-def scores(algorithm: Algorithm, task: Task) -> devices.Array:
-    """With the server's newest table and the devices' own rows: [cohort, items], or flat like the probe if any."""
-    own = "item" if _lonely(algorithm) else "item.own"
-    user, bias = user_side(algorithm, task)
-    store = _store(algorithm, task, own)
-    common = np.zeros_like(store.first) if _lonely(algorithm) else task.server["item"]
-    read = (common, store.first, user, bias, task.cohort, store.keys, store.rows, store.begin)
-    if task.probe is None:
-        whole = np.empty((task.cohort.size, task.data.n_items), np.float32)
-        fused_pair.own_scores(*read, store.scale, whole)
-        return whole
-    flat = np.empty(task.probe.values.size, np.float32)
-    fused_pair.own_pairs(*read, store.end, store.scale, task.probe.values, task.probe.offsets, flat)
-    return flat
-
-
-def _kept(
-    algorithm: Algorithm, task: Task, name: str, store: Store, mix: Any, shrunk: Any
-) -> tuple[dict[str, list[devices.Stored]], I64]:
-    """What the devices keep beside their user side: own rows, what decay left of the others, mixing weights.
-
-    Rows are not copied: they lie in the store's room, at the places that are returned.
-    """
-    starts = np.repeat(store.out_at[:-1] - offsets_of(store.out_count)[:-1], store.out_count)
-    at = starts + np.arange(starts.size)
-    touched = Ragged(store.out_items[at], offsets_of(store.out_count))
-    place = Place(task.cohort, task.data.members(task.cohort), touched, task.data.n_items)
-    parts: dict[str, list[devices.Stored]] = {}
-    if not store.restart:
-        parts[algorithm.shelf(name)] = [(Axis.ITEM, place, store.out_rows)]
-        if any(move.spreads for move in algorithm.moves if name in move.names):
-            parts[f"{algorithm.shelf(name)}.scale"] = [(Axis.WHOLE, place, shrunk[:, 0])]
-    if "item.mix" in algorithm.specs:
-        parts["private/item.mix"] = [(Axis.WHOLE, place, mix)]
-    return parts, at
-
-
-def _store(algorithm: Algorithm, task: Task, name: str) -> Store:
-    """Where the cohort's own rows lie, and room for the new ones."""
-    data, cohort, spec = task.data, task.cohort, algorithm.specs[name]
-    dim, shelf, restart = spec.shape[0], algorithm.shelf(name), algorithm.roles[name] is Role.PERSONALISED
-    stored = task.held.get(f"{shelf}.keys", np.zeros(0, np.int64))
-    drawn = np.where(data.excluded.lengths[cohort] < data.n_items, algorithm.negatives, 0)
-    room = np.minimum(data.histories.lengths[cohort] * (1 + drawn), data.n_items) * (not restart)
-    out_at = offsets_of(room)
-    return Store(
-        restart=restart,
-        keys=stored,
-        rows=task.held.get(f"{shelf}.rows", np.zeros((0, dim), np.float32)),
-        scale=task.held.get(f"{shelf}.scale", np.ones((data.n_clients, 2), np.float32))[cohort],
-        begin=np.searchsorted(stored, cohort * data.n_items),
-        end=np.searchsorted(stored, (cohort + 1) * data.n_items),
-        first=np.array(task.server[name] if name in task.server else first_table(spec, task.ctx.seed, data.n_items)),
-        out_at=out_at,
-        out_items=buffers.empty((out_at[-1],), np.int32),
-        out_rows=buffers.empty((out_at[-1], dim), np.float32),
-        out_count=np.zeros(cohort.size, np.int64),
-        sent=np.empty((out_at[-1] if algorithm.upload.stack else 0, dim), np.float32),
-    )
+    shares(left.size, lambda _, begin, end: clip_factors(item, sent, left, bound, begin, end, factors))
+    flat = totals[0].reshape(-1)
+    shares(-(-item.size // NUMBERS), lambda _, begin, end: clipped_decay(item, left, factors, begin, end, flat))
+    shares(workers, lambda w, *_: clipped_rows(item, sent, left, factors, w, workers, totals[w]))
+    return np.asarray(totals.sum(axis=0))

@@ -7,7 +7,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from fedmosaic.algorithm.upload import SCALE
+from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.engines.fused.pieces import FAST
 
 SPREAD = np.float32(1e-5)
@@ -15,24 +15,28 @@ NUMBERS = 1024  # of a table that are summed over all clients while they are in 
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def trace_weight(codes: Any, count: Any, own: Any, common: Any, centred: Any, low: Any, high: Any) -> Any:
-    """T_own / (T_own + T_common), T the sum of squares of the rows of some examples (repeats count)."""
-    dim = own.shape[1]
-    traces = np.zeros(2)
-    for side in range(2):
-        table = own if side == 0 else common
-        for d in range(dim):
-            total, middle = 0.0, 0.0
-            if centred:
-                for k in range(count):
-                    middle += np.float64(table[codes[k] >> 1, d])
-                middle /= max(count, 1)
+def trace(table: Any, codes: Any, count: Any, centred: Any) -> Any:
+    """The sum of squares of the rows of some examples (repeats count), columns centred if asked."""
+    result = 0.0
+    for d in range(table.shape[1]):
+        total, middle = 0.0, 0.0
+        if centred:
             for k in range(count):
-                x = np.float64(table[codes[k] >> 1, d]) - middle
-                total += x * x
-            traces[side] += total
-    share = traces[0] / (traces[0] + traces[1] + 1e-12)
-    return np.float32(min(max(share, low), high))
+                middle += np.float64(table[codes[k] >> 1, d])
+            middle /= max(count, 1)
+        for k in range(count):
+            x = np.float64(table[codes[k] >> 1, d]) - middle
+            total += x * x
+        result += total
+    return result
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def trace_weight(plan: Any, room: Any, count: Any) -> Any:
+    """T_own / (T_own + T_common), within the plan's bounds."""
+    own = trace(room.own, room.first, count, plan.centred)
+    common = trace(room.common, room.first, count, plan.centred)
+    return np.float32(min(max(own / (own + common + 1e-12), plan.low), plan.high))
 
 
 @numba.njit(cache=True, fastmath=FAST)
@@ -43,53 +47,47 @@ def _dot(a: Any, b: Any) -> Any:
     return total
 
 
-@numba.njit(cache=True, parallel=True, fastmath=FAST)
-def own_scores(
-    common: Any, first: Any, user: Any, bias: Any, clients: Any, keys: Any, rows: Any, begin: Any, scale: Any,
-    scores: Any,
-) -> None:  # fmt: skip
-    """scores[u, j] = w_u · (common_j + own_uj) + b_u; own rows that were never stored are as they began, decayed."""
-    n_items = common.shape[0]
-    for u in numba.prange(user.shape[0]):
-        w, k = user[u], begin[u]
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def own_scores(tables: Any, begin: Any, end: Any, scores: Any) -> None:
+    """scores[u, j] = w_u · (a_u · own_uj + b_u · common_j) + bias_u; rows never stored are as they began, decayed."""
+    n_items = tables.common.shape[0]
+    for u in range(begin, end):
+        w, k = tables.user[u], tables.begin[u]
         for j in range(n_items):
-            scores[u, j] = bias[u] + _dot(w, common[j])
-            if k < keys.size and keys[k] == clients[u] * n_items + j:
-                scores[u, j] += scale[u, 0] * _dot(w, rows[k])
+            scores[u, j] = tables.bias[u] + tables.weights[u, 1] * _dot(w, tables.common[j])
+            if k < tables.keys.size and tables.keys[k] == tables.clients[u] * n_items + j:
+                scores[u, j] += tables.weights[u, 0] * tables.scale[u, 0] * _dot(w, tables.rows[k])
                 k += 1
             else:
-                scores[u, j] += scale[u, 1] * _dot(w, first[j])
+                scores[u, j] += tables.weights[u, 0] * tables.scale[u, 1] * _dot(w, tables.first[j])
 
 
-@numba.njit(cache=True, parallel=True, fastmath=FAST)
-def own_pairs(
-    common: Any, first: Any, user: Any, bias: Any, clients: Any, keys: Any, rows: Any, begin: Any, end: Any,
-    scale: Any, probe: Any, probe_at: Any, scores: Any,
-) -> None:  # fmt: skip
-    """The same for a few items of each user, flat like the probe."""
-    n_items = common.shape[0]
-    for u in numba.prange(user.shape[0]):
-        w = user[u]
-        for e in range(probe_at[u], probe_at[u + 1]):
-            j = probe[e]
-            key, low, high = clients[u] * n_items + j, begin[u], end[u]
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def own_pairs(tables: Any, query: Any, query_at: Any, begin: Any, end: Any, scores: Any) -> None:
+    """The same for a few items of each user, flat like the query."""
+    n_items = tables.common.shape[0]
+    for u in range(begin, end):
+        w = tables.user[u]
+        for e in range(query_at[u], query_at[u + 1]):
+            j = query[e]
+            key, low, high = tables.clients[u] * n_items + j, tables.begin[u], tables.end[u]
             while low < high:
                 middle = (low + high) // 2
-                if keys[middle] < key:
+                if tables.keys[middle] < key:
                     low = middle + 1
                 else:
                     high = middle
-            scores[e] = bias[u] + _dot(w, common[j])
-            if low < end[u] and keys[low] == key:
-                scores[e] += scale[u, 0] * _dot(w, rows[low])
+            scores[e] = tables.bias[u] + tables.weights[u, 1] * _dot(w, tables.common[j])
+            if low < tables.end[u] and tables.keys[low] == key:
+                scores[e] += tables.weights[u, 0] * tables.scale[u, 0] * _dot(w, tables.rows[low])
             else:
-                scores[e] += scale[u, 1] * _dot(w, first[j])
+                scores[e] += tables.weights[u, 0] * tables.scale[u, 1] * _dot(w, tables.first[j])
 
 
 @numba.njit(cache=True)
-def list_rows(at: Any, n: Any, tick: Any, stamp: Any, places: Any, listed: Any, times: Any) -> Any:
+def list_rows(room: Any, n: Any, tick: Any) -> Any:
     """Distinct rows of a batch and how often each occurs; returns their number."""
-    m = 0
+    m, at, stamp, places, listed, times = 0, room.at, room.stamp, room.places, room.distinct, room.times
     for e in range(n):
         k = at[e]
         if stamp[k] != tick:
@@ -100,50 +98,51 @@ def list_rows(at: Any, n: Any, tick: Any, stamp: Any, places: Any, listed: Any, 
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def read_rows(listed: Any, m: Any, own: Any, common: Any, a: Any, b: Any, seen: Any) -> None:
-    """seen[k] = a · own[k] + b · common[k] for the listed rows."""
+def read_rows(room: Any, m: Any, a: Any, b: Any) -> None:
+    """seen[k] = a · own[k] + b · common[k] for the distinct rows of a batch."""
     for i in range(m):
-        k = np.uint32(listed[i])
-        o, c, s = own[k], common[k], seen[k]
+        k = np.uint32(room.distinct[i])
+        o, c, s = room.own[k], room.common[k], room.read[k]
         for d in range(o.size):
             s[d] = a * o[d] + b * c[d]
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def terms(listed: Any, times: Any, m: Any, own: Any, common: Any, apart: Any, sparse: Any, norm: Any) -> Any:
+def terms(plan: Any, room: Any, m: Any) -> Any:
     """Summed over the examples of a batch: -apart · mean (own - common)² + sparse · mean norm(common)."""
-    total = 0.0
+    total, norm = 0.0, plan.norm
     for i in range(m):
-        k = np.uint32(listed[i])
-        o, c = own[k], common[k]
+        k = np.uint32(room.distinct[i])
+        o, c = room.own[k], room.common[k]
         distance, size = np.float32(0), np.float32(0)
         for d in range(o.size):
             gap = o[d] - c[d]
             distance += gap * gap
             size += abs(c[d]) if norm == 1 else c[d] * c[d]
-        total += times[i] * (sparse * size * (norm > 0) - apart * distance) / o.size
+        total += room.times[i] * (plan.sparse * size * (norm > 0) - plan.apart * distance) / o.size
     return total
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def move_rows(
-    listed: Any, times: Any, coef: Any, m: Any, n: Any, n_rows: Any, tick: Any, stamp: Any, w: Any, own: Any,
-    common: Any, a: Any, b: Any, rates: Any, decays: Any, apart: Any, sparse: Any, norm: Any, push: Any, beta: Any,
-) -> None:  # fmt: skip
-    """One step of both tables: the listed rows by their gradients, all of the client's rows by decay.
+def move_rows(plan: Any, room: Any, batch: Any, rate_own: Any, rate_common: Any, a: Any, b: Any) -> None:
+    """One step of both tables: the batch's rows by their gradients, all of the client's rows by decay.
 
-    Gradients are taken before anything moves. `rates` and `decays` are those of own and common.
+    Gradients are taken before anything moves. `batch`: examples, distinct rows, the client's rows, number of the batch.
     """
+    n, m, n_rows, tick = batch
+    w, own, common, norm, apart, sparse = room.w, room.own, room.common, plan.norm, plan.apart, plan.sparse
+    decay_own, decay_common = plan.decays[1], plan.decays[2]
+    beta = plan.beta * (a if plan.form == 2 else np.float32(1))
     dim = w.size
     share = np.float32(2.0) * apart / np.float32(n * dim)
     small = sparse / np.float32(n * dim)
-    rate_own, rate_common, zero, one = rates[0], rates[1], np.float32(0), np.float32(1)
-    keep_own, keep_common = one - rate_own * decays[0], one - rate_common * decays[1]
+    zero, one = np.float32(0), np.float32(1)
+    keep_own, keep_common = one - rate_own * decay_own, one - rate_common * decay_common
     l1, l2 = small if norm == 1 else zero, np.float32(2) * small if norm == 2 else zero
     for i in range(m):
-        k = np.uint32(listed[i])
+        k = np.uint32(room.distinct[i])
         o, c = own[k], common[k]
-        r, t = coef[i], np.float32(times[i])
+        r, t = room.coef[i], np.float32(room.times[i])
         for d in range(dim):
             x, y = o[d], c[d]
             gap = share * t * (x - y)
@@ -153,10 +152,10 @@ def move_rows(
             c[d] = keep_common * y - rate_common * (b * r * w[d] + gap + pull)
         if beta > 0:
             for d in range(dim):
-                o[d] -= rate_own * beta * push[i, d]
-    if decays[0] > 0 or decays[1] > 0:
+                o[d] -= rate_own * beta * room.push[i, d]
+    if decay_own > 0 or decay_common > 0:
         for row in range(n_rows):
-            if stamp[row] != tick:
+            if room.stamp[row] != tick:
                 for d in range(dim):
                     own[row, d] *= keep_own
                     common[row, d] *= keep_common
@@ -188,21 +187,23 @@ def standardise(listed: Any, m: Any, table: Any, out: Any, spread: Any) -> None:
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def decorrelate(
-    listed: Any, m: Any, left: Any, right: Any, same: Any, gamma: Any, z: Any, y: Any, spread: Any, other: Any,
-    push: Any,
-) -> Any:  # fmt: skip
-    """The decorrelation term of the listed rows and its gradient by the left table's rows (`push`).
+def decorrelate(plan: Any, room: Any, m: Any) -> Any:
+    """The decorrelation term of a batch's rows and its gradient by the left table's rows (`push`).
 
-    `same`: both views are the left table, and both depend on it. Fewer than three rows: nothing.
+    Form 2: both views are the mixed rows, and both depend on them. Fewer than three rows: nothing.
     """
+    same, gamma, listed, push = plan.form == 2, plan.gamma, room.distinct, room.push
+    left = room.read if same else room.own
+    z, y, spread = room.left, room.right, room.spread
     dim = left.shape[1]
     if m < 3:
-        push[:m] = 0
+        for i in range(m):
+            for d in range(dim):
+                push[i, d] = 0
         return 0.0
     standardise(listed, m, left, z, spread)
     if not same:
-        standardise(listed, m, right, y, other)
+        standardise(listed, m, room.common, y, room.other)
     view = z if same else y
     corr = np.zeros((dim, dim), np.float32)
     for i in range(m):
@@ -239,48 +240,54 @@ def decorrelate(
     return loss / dim
 
 
-@numba.njit(cache=True, parallel=True)
-def clip_factors(item: Any, sent: Any, items: Any, begin: Any, count: Any, left: Any, bound: Any, factors: Any) -> None:
-    """factors[c] = min(1, bound / norm of what client c changed): rows it trained, and what decay did to all others."""
+@numba.njit(cache=True, nogil=True)
+def clip_factors(item: Any, sent: Any, left: Any, bound: Any, begin: Any, end: Any, factors: Any) -> None:
+    """factors[c] = min(1, bound / norm of what client c changed): rows it trained, and what decay did to all others.
+
+    `sent`: rows, their items, where each client's begin, and how many there are.
+    """
+    rows, items, starts, count = sent
     whole = 0.0
     for i in range(item.shape[0]):
         for d in range(item.shape[1]):
             whole += np.float64(item[i, d]) * np.float64(item[i, d])
-    for c in numba.prange(count.size):
+    for c in range(begin, end):
         moved, covered = 0.0, 0.0
-        for k in range(begin[c], begin[c] + count[c]):
+        for k in range(starts[c], starts[c] + count[c]):
             for d in range(item.shape[1]):
                 old = np.float64(item[items[k], d])
-                moved += (np.float64(sent[k, d]) - old) ** 2
+                moved += (np.float64(rows[k, d]) - old) ** 2
                 covered += old * old
         norm = np.sqrt(moved + (np.float64(left[c]) - 1) ** 2 * max(whole - covered, 0.0))
         factors[c] = np.float32(min(1.0, np.float64(bound) / max(norm, 1e-30)))
 
 
-@numba.njit(cache=True, parallel=True)
-def clipped_sum(item: Any, sent: Any, items: Any, begin: Any, count: Any, left: Any, factors: Any, totals: Any) -> None:
-    """Sum of factor · change over clients in fixed point, every client's numbers rounded by themselves.
-
-    First as if decay had reached all rows, a few numbers of the table at a time; then the rows that a client trained
-    are put right, in sums of the workers' own.
-    """
-    one, flat, first = np.float32(1), item.reshape(-1), totals[0].reshape(-1)
-    for block in numba.prange((flat.size + NUMBERS - 1) // NUMBERS):
+@numba.njit(cache=True, nogil=True)
+def clipped_decay(item: Any, left: Any, factors: Any, begin: Any, end: Any, total: Any) -> None:
+    """Sum of factor · change over clients in fixed point as if decay had reached all rows, some blocks of the table."""
+    one, flat = np.float32(1), item.reshape(-1)
+    for block in range(begin, end):
         part = flat[block * NUMBERS : (block + 1) * NUMBERS]
         sums = np.zeros(part.size)
-        for c in range(count.size):
+        for c in range(left.size):
             share = left[c] - one
             if share != 0:
                 for j in range(part.size):
                     sums[j] += np.floor(np.float64(share * part[j] * factors[c]) * SCALE + 0.5)
         for j in range(part.size):
-            first[block * NUMBERS + j] += np.int64(sums[j])
-    for worker in numba.prange(totals.shape[0]):
-        for c in range(worker, count.size, totals.shape[0]):
-            share = left[c] - one
-            for k in range(begin[c], begin[c] + count[c]):
-                i = items[k]
-                for d in range(item.shape[1]):
-                    moved = np.floor(np.float64((sent[k, d] - item[i, d]) * factors[c]) * SCALE + 0.5)
-                    decayed = np.floor(np.float64(share * item[i, d] * factors[c]) * SCALE + 0.5)
-                    totals[worker, i, d] += np.int64(moved - decayed)
+            total[block * NUMBERS + j] += np.int64(sums[j])
+
+
+@numba.njit(cache=True, nogil=True)
+def clipped_rows(item: Any, sent: Any, left: Any, factors: Any, worker: Any, workers: Any, total: Any) -> None:
+    """The rows that clients trained, put right, in a sum of the worker's own."""
+    rows, items, starts, count = sent
+    one = np.float32(1)
+    for c in range(worker, count.size, workers):
+        share = left[c] - one
+        for k in range(starts[c], starts[c] + count[c]):
+            i = items[k]
+            for d in range(item.shape[1]):
+                moved = np.floor(np.float64((rows[k, d] - item[i, d]) * factors[c]) * SCALE + 0.5)
+                decayed = np.floor(np.float64(share * item[i, d] * factors[c]) * SCALE + 0.5)
+                total[i, d] += np.int64(moved - decayed)

@@ -1,4 +1,4 @@
-"""Compiled pieces of the fused engines: drawing, loading, scoring and summing, for one client in a core's cache."""
+"""Compiled pieces that the programs share: drawing, loading, scoring and summing, for one client in a core's cache."""
 
 from __future__ import annotations
 
@@ -7,39 +7,17 @@ from typing import Any
 import numba
 import numpy as np
 
-from fedmosaic.algorithm.upload import LIMIT, SCALE
-from fedmosaic.core import keys
-from fedmosaic.core.ragged import Ragged
-from fedmosaic.data.negatives import unseen_item
+from fedmosaic.core.fixed_point import LIMIT, SCALE
+from fedmosaic.data.compiled import GOLDEN, S32, mix, unseen_item
+from fedmosaic.engines.fused.skeleton import EMPTY, GROUP
 
-_mix = numba.njit(inline="always")(keys.mix)
-_GOLDEN = keys.GOLDEN
-_S32 = np.uint64(32)
-EMPTY = np.float32(3e38)  # marks a row of a group's sum that nobody has added to; no healthy sum comes near
-GROUP = 128  # clients summed in float32, in fixed order, before the sum turns to fixed point
 FAST = {"contract", "reassoc", "nsz", "arcp"}  # not nnan/ninf: a diverged run must stay visible
 
 
-def linear_pairs(item: Any, user: Any, bias: Any, probe: Ragged) -> Any:
-    """w·e + b for the items asked of each user, flat like the probe."""
-    scores = np.empty(probe.values.size, dtype=np.float32)
-    _pairs(np.ascontiguousarray(item), user, bias, probe.values, probe.offsets, scores)
-    return scores
-
-
-@numba.njit(cache=True)
-def _pairs(item: Any, user: Any, bias: Any, probe: Any, probe_at: Any, scores: Any) -> None:
-    for u in range(probe_at.size - 1):
-        begin, end = probe_at[u], probe_at[u + 1]
-        dots(probe[begin:end], end - begin, item, user[u], bias[u], scores[begin:end])
-
-
 @numba.njit(cache=True, fastmath=FAST)
-def draw_examples(
-    history: Any, excluded: Any, key: Any, negatives: Any, n_items: Any, pool_items: Any, items: Any
-) -> Any:
+def draw_examples(history: Any, excluded: Any, key: Any, negatives: Any, room: Any) -> Any:
     """A client's items, positives then negatives; returns their number."""
-    n = history.size
+    n, n_items, items, pool_items = history.size, room.owner.size, room.items, room.pool_items
     for e in range(n):
         items[e] = history[e]
     size = n_items - excluded.size
@@ -55,70 +33,65 @@ def draw_examples(
                 pool_items[i] = i + k
             j = stop + 1
         for e in range(n, n + wanted):
-            state += _GOLDEN
-            items[e] = pool_items[((_mix(state) >> _S32) * pool) >> _S32]
+            state += GOLDEN
+            items[e] = pool_items[((mix(state) >> S32) * pool) >> S32]
     else:
         for e in range(n, n + wanted):
-            state += _GOLDEN
-            items[e] = unseen_item(np.int64(((_mix(state) >> _S32) * pool) >> _S32), excluded, 0, excluded.size)
+            state += GOLDEN
+            items[e] = unseen_item(np.int64(((mix(state) >> S32) * pool) >> S32), excluded, 0, excluded.size)
     return n + wanted
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def meet(
-    history: Any, history_at: Any, excluded: Any, excluded_at: Any, who: Any, key: Any, negatives: Any, c: Any,
-    pool_items: Any, items: Any, owner: Any, place: Any, met: Any, first: Any,
-) -> Any:  # fmt: skip
+def meet(cohort: Any, c: Any, room: Any) -> Any:
     """Draw a client's examples and number the items it meets; returns positives, examples, distinct items.
 
     first[e] = 2 · row + label; owner[j] == c if item j is met, place[j] is its row, met[k] the item of row k.
     """
-    own = history[history_at[who] : history_at[who + 1]]
-    kept_out = excluded[excluded_at[who] : excluded_at[who + 1]]
-    n = draw_examples(own, kept_out, key, negatives, owner.size, pool_items, items)
-    n_rows = 0
+    who = cohort.clients[c]
+    own = cohort.history[cohort.history_at[who] : cohort.history_at[who + 1]]
+    kept_out = cohort.excluded[cohort.excluded_at[who] : cohort.excluded_at[who + 1]]
+    n = draw_examples(own, kept_out, cohort.negative_keys[c], cohort.negatives, room)
+    n_rows, owner, place = 0, room.owner, room.place
     for e in range(n):
-        j = np.uint32(items[e])
+        j = np.uint32(room.items[e])
         if owner[j] != c:
-            owner[j], place[j], met[n_rows] = c, n_rows, j
+            owner[j], place[j], room.met[n_rows] = c, n_rows, j
             n_rows += 1
-        first[e] = place[j] * 2 + (e < own.size)
+        room.first[e] = place[j] * 2 + (e < own.size)
     return own.size, n, n_rows
 
 
 @numba.njit(cache=True)
-def choose(first: Any, n: Any, positives: Any, part: Any, code: Any) -> Any:
+def choose(n: Any, positives: Any, part: Any, room: Any) -> Any:
     """Copy a part's examples (0 all, 1 support, 2 query) to `code`; returns their number."""
-    if part == 0 or positives < 2:
-        code[:n] = first[:n]
-        return n
-    m = 0
+    m, whole = 0, part == 0 or positives < 2
     for e in range(n):
         place = e if e < positives else e - positives
-        if place % 2 == part - 1:
-            code[m] = first[e]
+        if whole or place % 2 == part - 1:
+            room.code[m] = room.first[e]
             m += 1
     return m
 
 
 @numba.njit(cache=True)
-def load(item: Any, met: Any, n: Any, rows: Any) -> None:
+def load(item: Any, room: Any, n: Any) -> None:
     """Copies of the rows a client meets."""
     for k in range(n):
-        source, target = item[np.uint32(met[k])], rows[np.uint32(k)]
+        source, target = item[np.uint32(room.met[k])], room.rows[np.uint32(k)]
         for d in range(source.size):
             target[d] = source[d]
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def add(item: Any, met: Any, n: Any, rows: Any, near: Any, listed: Any, held: Any, touched: Any) -> Any:
-    """Add a client's changes to its group's sum; `listed` are the rows that sum holds, returns their number."""
+def add(item: Any, room: Any, n: Any, held: Any, touched: Any) -> Any:
+    """Add a client's changes to its group's sum; returns how many rows that sum holds."""
     for k in range(n):
-        j = np.uint32(met[k])
+        j = np.uint32(room.met[k])
         touched[j] += 1
-        before, after, target = item[j], rows[np.uint32(k)], near[j]
+        before, after, target = item[j], room.rows[np.uint32(k)], room.near[j]
         if target[0] == EMPTY:
-            listed[held] = j
+            room.listed[held] = j
             held += 1
             for d in range(before.size):
                 target[d] = after[d] - before[d]
@@ -129,11 +102,11 @@ def add(item: Any, met: Any, n: Any, rows: Any, near: Any, listed: Any, held: An
 
 
 @numba.njit(cache=True)
-def flush(near: Any, listed: Any, held: Any, total: Any) -> Any:
+def flush(room: Any, held: Any, total: Any) -> Any:
     """Add a group's sum to the worker's, in fixed point, and empty it; false if it holds what no training should."""
     healthy = True
     for k in range(held):
-        source, target = near[np.uint32(listed[k])], total[np.uint32(listed[k])]
+        source, target = room.near[np.uint32(room.listed[k])], total[np.uint32(room.listed[k])]
         for d in range(source.size):
             healthy &= abs(source[d]) < LIMIT * GROUP  # false for NaN too
             target[d] += np.int64(np.floor(np.float64(source[d]) * SCALE + 0.5))
@@ -199,19 +172,22 @@ def dots(at: Any, n: Any, rows: Any, w: Any, b: Any, score: Any) -> None:
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def step(
-    code: Any, n: Any, rows: Any, w: Any, b: Any, has_bias: Any, user_rate: Any, item_rate: Any, score: Any, label: Any,
-    bits: Any, power: Any, part: Any, slope: Any, at: Any, count_loss: Any,
-) -> Any:  # fmt: skip
-    """One phase of one batch; returns the bias and the loss. Rows move along w, w along the sum of rows."""
+def step(start: Any, n: Any, room: Any, b: Any, has_bias: Any, rates: Any, count_loss: Any) -> Any:
+    """One phase of a batch, examples start ... start + n of an epoch; returns the bias and the loss.
+
+    Rows move along w, w along the sum of rows. `rates`: user side, items.
+    """
+    rows, w, score, slope, at = room.rows, room.w, room.score, room.slope, room.at
+    user_rate, item_rate = rates[0], rates[1]
     dim = w.size
     for e in range(n):
-        at[e] = code[e] >> 1
-        label[e] = np.float32(code[e] & 1)
+        at[e] = room.code[start + e] >> 1
+        room.label[e] = np.float32(room.code[start + e] & 1)
     dots(at, n, rows, w, b, score)
-    loss = residuals(score, label, n, bits, power, part, count_loss)
-    if user_rate > 0:
-        slope[:] = 0
+    loss = residuals(score, room.label, n, room.bits, room.power, room.part, count_loss)
+    if user_rate != 0:
+        for d in range(dim):
+            slope[d] = 0
         slope_b = np.float32(0)
         for e in range(n):
             slope_b += score[e]
@@ -225,12 +201,12 @@ def step(
             row, r = rows[np.uint32(at[e])], score[e]
             for d in range(dim):
                 slope[d] += r * row[d]
-    if item_rate > 0:
+    if item_rate != 0:
         for e in range(n):
             row, r = rows[np.uint32(at[e])], item_rate * score[e]
             for d in range(dim):
                 row[d] -= r * w[d]
-    if user_rate > 0:
+    if user_rate != 0:
         for d in range(dim):
             w[d] -= user_rate * slope[d]
         if has_bias:

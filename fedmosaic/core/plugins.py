@@ -1,0 +1,67 @@
+"""Code of others: files that the user names, and entry points of installed packages.
+
+A file is imported once per process. Its path is also put into the environment, so that processes started from this one
+(studies, deployments) know the same methods. It is the user's own code and runs with the user's rights.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TypeVar
+
+from fedmosaic.core.errors import SettingsError
+
+T = TypeVar("T")
+VARIABLE = "FEDMOSAIC_IMPORT"
+_imported: set[str] = set()
+
+
+def add(file: str | Path) -> None:
+    """Name a file of code; it is imported here, and in processes that are started from here."""
+    path = str(Path(file).resolve())
+    known = [p for p in os.environ.get(VARIABLE, "").split(os.pathsep) if p]
+    if path not in known:
+        os.environ[VARIABLE] = os.pathsep.join([*known, path])
+    load()
+
+
+def load() -> None:
+    """Import the files that were named and have not been imported yet."""
+    for path in os.environ.get(VARIABLE, "").split(os.pathsep):
+        if path and path not in _imported:
+            _imported.add(path)
+            _run(Path(path))
+
+
+def _run(path: Path) -> None:
+    if not path.is_file():
+        raise SettingsError(f"--import {path}: there is no such file")
+    name = f"fedmosaic_import_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SettingsError(f"--import {path}: not a Python file")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except SettingsError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"--import {path}: {type(error).__name__}: {error}") from error
+
+
+def points(group: str) -> dict[str, EntryPoint]:
+    """Entry points of installed packages in a group, by name."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def loaded(point: EntryPoint, kind: type[T]) -> T:
+    """What an entry point names; refused unless it is of the right kind."""
+    value = point.load()
+    if not isinstance(value, kind):
+        raise SettingsError(f"the entry point {point.value} is a {type(value).__name__}, not a {kind.__name__}")
+    return value

@@ -1,0 +1,153 @@
+"""What an engine is, which there are, and which one runs an algorithm: decided once, with the reason in words.
+
+    loop        one client after the other; the reference
+    simulate    many clients at once in blocks; any algorithm
+    fused       compiled; algorithms it can lower, by exact type
+
+`auto` takes the first of AUTOMATIC that runs the algorithm. Others may be added (`fedmosaic.extend.register_engine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from fedmosaic.algorithm.algorithm import Algorithm
+from fedmosaic.core.errors import RequestError, SettingsError, UnknownNameError, one_of, warn_renamed
+from fedmosaic.core.extras import require_torch
+from fedmosaic.core.ragged import I64, Ragged
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.engines.state import Array
+from fedmosaic.engines.task import Outcome, Task
+
+Holding = Literal["user", "silo", "everybody"]  # whose data a client holds
+AUTOMATIC = ("fused", "simulate")
+
+
+class Engine(Protocol):
+    """Runs an algorithm's local work, and answers with what devices hold."""
+
+    @property
+    def name(self) -> str:
+        """As users choose it."""
+        ...
+
+    @property
+    def scores_at_once(self) -> int:
+        """How many scores a call of `run` may be asked for."""
+        ...
+
+    def parts(self, task: Task) -> list[I64]:
+        """The cohort in the groups the engine works in (places in the cohort); processes share those."""
+        ...
+
+    def run(self, task: Task, parts: Sequence[I64] | None = None) -> Outcome:
+        """Local work of the cohort, in its own groups or in given ones."""
+        ...
+
+    def answer(self, task: Task, users: I64, query: Ragged | None = None) -> Array:
+        """Scores with the server's newest parameters and the devices' own, without any work.
+
+        Flat, like the query; without one, of the whole catalogue, [users, items].
+        """
+        ...
+
+
+class Team(Protocol):
+    """Processes that share a round's work."""
+
+    def round(self, engine: Engine, algorithm: Algorithm, task: Task) -> Outcome:
+        """A round of the whole cohort, of which this process runs a part."""
+        ...
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an engine does not run an algorithm."""
+
+    reason: str
+
+
+Factory = Callable[[Algorithm, Holding], Engine | Refusal]
+
+
+def _loop(algorithm: Algorithm, holding: Holding) -> Engine | Refusal:
+    require_torch("engine=loop")
+    from fedmosaic.engines.loop import Loop
+
+    return Loop(algorithm)
+
+
+def _simulate(algorithm: Algorithm, holding: Holding) -> Engine | Refusal:
+    require_torch("engine=simulate")
+    from fedmosaic.engines.simulate import Simulate
+
+    return Simulate(algorithm)
+
+
+def _fused(algorithm: Algorithm, holding: Holding) -> Engine | Refusal:
+    from fedmosaic.engines.fused.lower import lower
+
+    return lower(algorithm, holding)
+
+
+ENGINES: dict[str, Factory] = {"loop": _loop, "simulate": _simulate, "fused": _fused}
+OLD_NAMES = {"kernel": "fused"}
+
+
+def register_engine(name: str, factory: Factory) -> None:
+    """Add an engine of one's own: `factory(algorithm, holding)` makes it, or says why it does not run that."""
+    if name in ENGINES or name == "auto":
+        raise SettingsError(f"there is an engine {name!r} already; choose another name")
+    ENGINES[name] = factory
+
+
+def check_engine(name: str) -> str:
+    """The name of an engine, or `auto`; old names are accepted with a warning."""
+    if name in OLD_NAMES:
+        warn_renamed(f"engine={name}", f"engine={OLD_NAMES[name]}")
+        return OLD_NAMES[name]
+    one_of("engine", name, ("auto", *ENGINES))
+    return name
+
+
+def holding_of(data: TrainingSet) -> Holding:
+    """Whose data a client of this data holds."""
+    if data.silos is None:
+        return "user"
+    return "everybody" if data.n_clients == 1 else "silo"
+
+
+def choose(algorithm: Algorithm, holding: Holding, wanted: str = "auto") -> Engine:
+    """The engine of that name, or the first that runs the algorithm; refused with the reason in words."""
+    if wanted != "auto":
+        if wanted not in ENGINES:
+            raise UnknownNameError("engine", wanted, ("auto", *ENGINES))
+        found = ENGINES[wanted](algorithm, holding)
+        if isinstance(found, Refusal):
+            raise SettingsError(f"engine={wanted} does not run this algorithm: {found.reason}. Use engine=auto")
+        return found
+    reasons = []
+    for name in AUTOMATIC:
+        try:
+            found = ENGINES[name](algorithm, holding)
+        except RequestError as error:  # what it needs is not installed
+            found = Refusal(str(error))
+        if not isinstance(found, Refusal):
+            return found
+        reasons.append(f"{name}: {found.reason}")
+    raise SettingsError("no engine runs this algorithm here. " + "; ".join(reasons))
+
+
+def explain(algorithm: Algorithm, holding: Holding = "user") -> dict[str, str]:
+    """For every engine `runs it`, or why not."""
+    said = {}
+    for name, factory in ENGINES.items():
+        try:
+            found = factory(algorithm, holding)
+        except RequestError as error:
+            said[name] = str(error)
+            continue
+        said[name] = found.reason if isinstance(found, Refusal) else "runs it"
+    return said

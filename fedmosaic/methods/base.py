@@ -1,0 +1,148 @@
+"""What methods are made with: settings that mean the same everywhere, and helpers of their compositions.
+
+One word, one thing: `user_rate` moves the user's own score side, `item_rate` item rows (or `item_factor`, times the
+number of items), `network_rate` layers, `server_rate` the server's optimiser, `rate` everything at once. `noise` is the
+scale of what is added to every number sent; `clip` bounds the joint norm of what a client sends; `decay` is weight decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+
+from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, compose
+from fedmosaic.algorithm.local import Pass, Phase
+from fedmosaic.algorithm.parameters import Axis, Role
+from fedmosaic.algorithm.view import Model
+from fedmosaic.core.errors import SettingsError, UnknownNameError, warn_renamed
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.engines.engine import check_engine
+from fedmosaic.engines.federation import Federation
+from fedmosaic.training.method import Method
+
+S = TypeVar("S", bound=BaseModel)
+FULL_BATCH = 1 << 30
+
+
+class MethodSettings(BaseModel):
+    """Settings of a method: refused when unknown; old names are accepted for one version."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}  # old name -> new name
+    DROPPED: ClassVar[Mapping[str, Any]] = {}  # settings that have gone, and the value they always had
+
+    @classmethod
+    def modern(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Given settings under their new names."""
+        kept = {k: v for k, v in given.items() if k not in cls.DROPPED or v != cls.DROPPED[k]}
+        return {cls.RENAMED.get(k, k) if k not in cls.model_fields else k: v for k, v in kept.items()}
+
+
+class CohortSettings(MethodSettings):
+    """Settings of everything that learns in rounds, some clients at a time."""
+
+    rounds: int = Field(default=100, ge=1, description="rounds of training")
+    participation: float = Field(default=1.0, gt=0, le=1, description="share of clients drawn in a round")
+    dim: int = Field(default=32, ge=1, description="width of the vectors")
+    negatives: int = Field(default=4, ge=0, description="fresh negatives per positive and round")
+
+
+class RoundSettings(CohortSettings):
+    """The same with local work in batches and epochs."""
+
+    batch_size: int = Field(default=256, ge=1, description="examples per step")
+    local_epochs: int = Field(default=1, ge=1, description="epochs on the device per round")
+
+
+class FederatedSettings(RoundSettings):
+    """Settings of every federated method."""
+
+    engine: str = Field(default="auto", description="auto, fused, simulate or loop; changes speed, not numbers")
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        return check_engine(value)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method by name; `expect` maps a data set to its HR@10 and NDCG@10 (strict pool, 1 + 99, seed 0) in percent.
+
+    name: what users type. title: one line. paper: where it is from. settings: its settings, a pydantic model.
+    make: settings -> method; by default the settings are the method (closed forms).
+    """
+
+    name: str
+    title: str
+    paper: str
+    settings: type[BaseModel]
+    make: Callable[[Any], Any] = lambda settings: settings
+    expect: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def build(self, settings: Mapping[str, Any] | None = None) -> Any:
+        """The method with some settings changed; unknown ones are refused by name."""
+        method: Method[Any] = self.make(validated(self.settings, dict(settings or {}), f"method {self.name}"))
+        return method
+
+
+def validated(model: type[S], values: Mapping[str, Any], owner: str) -> S:
+    """Build a settings model; errors name the setting, its value, and what is allowed."""
+    if issubclass(model, MethodSettings):
+        values = renamed(model, values, owner)
+    for key in values:
+        if key not in model.model_fields:
+            raise UnknownNameError(f"setting of {owner}", key, model.model_fields)
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise SettingsError(f"setting {where} of {owner}: {first['msg']} (got {first['input']!r})") from None
+
+
+def renamed(model: type[MethodSettings], values: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Settings under their new names, with a warning for each old one."""
+    for old, new in model.RENAMED.items():
+        if old in values and old not in model.model_fields:
+            warn_renamed(f"setting {old!r} of {owner}", repr(new))
+    return model.modern(values)
+
+
+def roles_of(model: Model) -> dict[str, Role]:
+    """The common division: user parameters private, everything else shared."""
+    return {n.name: Role.PRIVATE if n.axis is Axis.USER else Role.SHARED for n in model.specs()}
+
+
+def network_of(model: Model) -> tuple[str, ...]:
+    """Layers: parameters that are neither an item's nor a user's."""
+    return tuple(n.name for n in model.specs() if n.axis is Axis.WHOLE)
+
+
+def refuse_silos(data: TrainingSet, method: str) -> None:
+    """Some methods know one user per device and no other way."""
+    if data.silos is not None:
+        raise SettingsError(f"{method} runs with one user per client; this data has clients that hold several")
+
+
+def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -> Federation:
+    """An algorithm, wrapped, with its rounds, participation and engine.
+
+    s: the settings. algorithm: the host. wrappers: applied from left to right.
+    """
+    return Federation(compose(algorithm, *wrappers), s.rounds, s.participation, engine=s.engine)
+
+
+def one_pass(s: RoundSettings, *phases: Phase) -> Pass:
+    """One pass over the client's examples, every batch through all phases."""
+    return Pass(phases, s.local_epochs, s.batch_size)
+
+
+def fixing(settings: type[S], **values: Any) -> type[S]:
+    """Settings in which some values stand still: an ablation is its host with one thing decided."""
+    fields: dict[str, Any] = {k: (Literal[v], Field(v, description="fixed")) for k, v in values.items()}
+    return create_model(settings.__name__, __base__=settings, __doc__=settings.__doc__, **fields)

@@ -1,0 +1,79 @@
+"""PLGC-style mixing: a local item table weighed with the frozen global one, decorrelated, on three hosts.
+
+    item_j = weight · local_j + (1 - weight) · global_j        weight per client, from traces of the tangent kernel
+
+Paper: after Shen et al., arXiv 2508.19591, 2025. Built from its abstract, not from its equations, which were not
+available: algorithm/wrappers/mixing.py says what is the paper's and what is ours. Numbers must not be called PLGC's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from fedmosaic.algorithm.algorithm import Wrapper
+from fedmosaic.algorithm.wrappers.dual import dual
+from fedmosaic.algorithm.wrappers.mixing import Form, mixing
+from fedmosaic.methods.base import Entry, federation
+from fedmosaic.methods.fedmf import LinearSettings, linear
+from fedmosaic.methods.fedncf import NetworkSettings, fedncf
+
+PAPER = "after Shen et al., arXiv 2508.19591, 2025; built from the abstract, see algorithm/wrappers/mixing.py"
+
+
+class MixSettings(BaseModel):
+    """Settings of mixing; the wrapper has more switches."""
+
+    DROPPED: ClassVar[dict[str, Any]] = {
+        "trace_rows": "positives", "centred": False, "when": "batch", "smooth": False, "clip_low": 0.0,
+        "clip_high": 1.0, "exact": False,
+    }  # fmt: skip
+
+    mix: float | None = Field(default=None, ge=0, le=1, description="fixed local share; none = from the NTK traces")
+    local: Literal["restart", "keep"] = Field(default="restart", description="the local table, from round to round")
+    decorrelation: float = Field(default=0.1, ge=0, description="weight of the decorrelation term")
+    gamma: float = Field(default=0.01, ge=0, description="weight of its off-diagonal part")
+    form: Form = Field(default="local-global", description="which two views are decorrelated")
+
+
+class MixedLinearSettings(MixSettings, LinearSettings):
+    """Mixing on the linear scorer."""
+
+    RENAMED: ClassVar = {**LinearSettings.RENAMED, "weight": "decorrelation"}
+
+
+class MixedNetworkSettings(MixSettings, NetworkSettings):
+    """Mixing on FedNCF."""
+
+    RENAMED: ClassVar = {**NetworkSettings.RENAMED, "weight": "decorrelation"}
+
+
+def mixed(s: MixSettings) -> Wrapper:
+    """The wrapper these settings describe."""
+    return mixing(s.mix, keep=s.local == "keep", beta=s.decorrelation, gamma=s.gamma, form=s.form)
+
+
+METHODS = (
+    Entry(
+        "fedmf-plgc",
+        "Mixing of local and frozen global rows, decorrelated, on FedMF",
+        PAPER,
+        MixedLinearSettings,
+        lambda s: federation(s, linear(s), mixed(s)),
+    ),
+    Entry(
+        "pfedrec-plgc",
+        "Mixing of local and frozen global rows, decorrelated, on PFedRec",
+        PAPER,
+        MixedLinearSettings,
+        lambda s: federation(s, linear(s), dual(), mixed(s)),
+    ),
+    Entry(
+        "fedncf-plgc",
+        "Mixing of local and frozen global rows, decorrelated, on FedNCF",
+        PAPER,
+        MixedNetworkSettings,
+        lambda s: federation(s, fedncf(s), mixed(s)),
+    ),
+)

@@ -1,0 +1,51 @@
+"""The catalogue: vocabularies, titles and histories; what turns tensors back into answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from fedmosaic.core.errors import RunError
+from fedmosaic.core.files import load_tensors, save_tensors
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.data.vocab import Vocab
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """Who and what a model knows: users and items by position, titles where known, and what it was trained on."""
+
+    users: Vocab
+    items: Vocab
+    info: pl.DataFrame | None  # a row per item; titles
+    training: TrainingSet
+
+    def save(self, place: Path) -> None:
+        """Write users.parquet, items.parquet and histories.safetensors into a folder."""
+        place.mkdir(parents=True, exist_ok=True)
+        self.users.ids.alias("user").to_frame().write_parquet(place / "users.parquet")
+        ids = self.items.ids.alias("item")
+        table = ids.to_frame() if self.info is None else self.info.with_columns(ids)
+        table.write_parquet(place / "items.parquet")
+        parts = {"histories": self.training.histories, "excluded": self.training.excluded}
+        if self.training.silos is not None:
+            parts["silos"] = self.training.silos
+        arrays = {f"{n}.{k}": getattr(r, k) for n, r in parts.items() for k in ("values", "offsets")}
+        save_tensors(place / "histories.safetensors", arrays)
+
+    @classmethod
+    def load(cls, place: Path) -> Catalogue:
+        """Read `save` back."""
+        try:
+            users, items = pl.read_parquet(place / "users.parquet"), pl.read_parquet(place / "items.parquet")
+        except (FileNotFoundError, pl.exceptions.PolarsError) as error:
+            raise RunError(f"{place} holds no readable catalogue: {error}") from None
+        tensors, _ = load_tensors(place / "histories.safetensors")
+        names = {name.split(".")[0] for name in tensors}
+        stored = {n: Ragged(tensors[f"{n}.values"], tensors[f"{n}.offsets"]) for n in names}
+        training = TrainingSet(stored["histories"], stored["excluded"], items.height, stored.get("silos"))
+        info = items if "title" in items.columns else None
+        return cls(Vocab(users["user"], "user"), Vocab(items["item"], "item"), info, training)
