@@ -21,7 +21,7 @@ from fedmosaic.data.synthetic import synthetic_chunks
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.registry import entry
 from fedmosaic.report.console import print_table
-from fedmosaic.runs.run_folder import peak_megabytes
+from fedmosaic.core.machine import peak_megabytes
 
 
 def million(users: int = 1_000_000, items: int = 50_000, per_user: int = 20, rounds: int = 5) -> list[str]:

@@ -30,14 +30,19 @@ _PLACES = {
 __all__ = [*_PLACES, "__version__"]
 
 if TYPE_CHECKING:
-    from fedmosaic.core.errors import DataError, FedmosaicError
-    from fedmosaic.data.interactions import Interactions
-    from fedmosaic.data.sources import load
-    from fedmosaic.data.split import Split, leave_one_out, ratio_split, time_split
-    from fedmosaic.evaluation.evaluate import evaluate
-    from fedmosaic.evaluation.metrics import bootstrap, paired_test
-    from fedmosaic.runs.settings import Settings
-    from fedmosaic.serving.recommender import FederatedRecommender
+    from fedmosaic.core.errors import DataError as DataError
+    from fedmosaic.core.errors import FedmosaicError as FedmosaicError
+    from fedmosaic.data.interactions import Interactions as Interactions
+    from fedmosaic.data.sources import load as load
+    from fedmosaic.data.split import Split as Split
+    from fedmosaic.data.split import leave_one_out as leave_one_out
+    from fedmosaic.data.split import ratio_split as ratio_split
+    from fedmosaic.data.split import time_split as time_split
+    from fedmosaic.evaluation.evaluate import evaluate as evaluate
+    from fedmosaic.evaluation.metrics import bootstrap as bootstrap
+    from fedmosaic.evaluation.metrics import paired_test as paired_test
+    from fedmosaic.runs.settings import Settings as Settings
+    from fedmosaic.serving.recommender import FederatedRecommender as FederatedRecommender
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.deploy.protocol import Reply, UpdateMessage
-from fedmosaic.engines.engine import ENGINES, Engine, Refusal, holding_of
+from fedmosaic.engines.engine import ENGINES, Engine, holding_of
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.simulate import chunks
 from fedmosaic.engines.state import DeviceStore, FederationState, Rows, Stored, pack_devices
@@ -75,8 +75,9 @@ def run_rounds(
 def engines_of(federation: Federation, data: TrainingSet) -> dict[str, Engine]:
     """Every engine but `loop` that runs a federation's algorithm on such data."""
     arranged = data.pooled() if federation.pooled else data
-    made = {n: factory(federation.algorithm, holding_of(arranged)) for n, factory in ENGINES.items() if n != "loop"}
-    return {name: engine for name, engine in made.items() if not isinstance(engine, Refusal)}
+    algorithm, holding = federation.algorithm, holding_of(arranged)
+    runs = {n: kind for n, kind in ENGINES.items() if n != "loop" and not kind.refuses(algorithm, holding)}
+    return {name: kind.make(algorithm, holding) for name, kind in runs.items()}
 
 
 def check_engines(federation: Federation, data: TrainingSet | None = None, tolerance: float = 2e-4) -> None:
@@ -129,10 +130,10 @@ def check_privacy(federation: Federation, data: TrainingSet | None = None) -> No
     poisoned = replace(task, devices=_poisoned(task, lambda value, mine: np.full_like(value, 1e4)))
     others = replace(alone, devices=_poisoned(task, lambda value, mine: np.where(mine, value, 1e4).astype(value.dtype)))
     holding = holding_of(task.data)
-    for name, factory in ENGINES.items():
-        engine, quiet = factory(algorithm, holding), factory(still, holding)
-        if isinstance(engine, Refusal) or isinstance(quiet, Refusal):
+    for name, kind in ENGINES.items():
+        if kind.refuses(algorithm, holding) or kind.refuses(still, holding):
             continue
+        engine, quiet = kind.make(algorithm, holding), kind.make(still, holding)
         sent = engine.run(task).total
         assert {n for n in sent.totals if algorithm.roles[n] not in UPLOADED} == set(), f"{name}: private is sent"
         marked = quiet.run(poisoned).total

@@ -130,7 +130,7 @@ def test_download_retries_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == fetch.TRIES
 
     def missing(request: Any, timeout: float) -> Any:
-        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
+        raise urllib.error.HTTPError(request.full_url, 404, "Not Located", Message(), None)
 
     monkeypatch.setattr("urllib.request.urlopen", missing)
     with pytest.raises(FetchError, match="answered 404"):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedmosaic.core.compiler import entry, piece
 from fedmosaic.core.fixed_point import LIMIT, SCALE
 
 I64 = npt.NDArray[np.int64]
 
 
-@numba.njit(cache=True, error_model="numpy")
-def adam_rows(value: Any, gradient: Any, first: Any, second: Any, clock: Any, rates: Any, settings: Any) -> None:
+@piece(error_model="numpy")
+def move_by_adam(value: Any, gradient: Any, first: Any, second: Any, clock: Any, rates: Any, settings: Any) -> None:
     """Every row of a tensor once: its clock, its moments, itself."""
     one, time = np.float32(1), np.float64(0)
     keep1, keep2 = np.float32(settings[0]), np.float32(settings[1])
@@ -33,7 +33,13 @@ def adam_rows(value: Any, gradient: Any, first: Any, second: Any, clock: Any, ra
             x[d] -= rate * (m[d] / left1) / (np.sqrt(v[d] / left2) + eps)
 
 
-@numba.njit(cache=True, fastmath={"contract"})
+@entry(error_model="numpy")
+def adam_rows(value: Any, gradient: Any, first: Any, second: Any, clock: Any, rates: Any, settings: Any) -> None:
+    """`move_by_adam`, for Python to call."""
+    move_by_adam(value, gradient, first, second, clock, rates, settings)
+
+
+@entry(fastmath={"contract"})
 def descend(value: Any, gradient: Any, rate: Any) -> None:
     """value -= rate · gradient, product and difference rounded once."""
     for i in range(value.shape[0]):
@@ -41,8 +47,9 @@ def descend(value: Any, gradient: Any, rate: Any) -> None:
             value[i, d] -= rate * gradient[i, d]
 
 
-@numba.njit(cache=True)
+@entry()
 def add_rows(total: I64, rows: npt.NDArray[np.int32], change: npt.NDArray[np.float32]) -> bool:
+    """total[rows[k]] += change[k] in fixed point; false if a number is NaN or too large."""
     healthy = True
     for k in range(rows.size):
         row = np.uint32(rows[k])

@@ -5,9 +5,9 @@
     sum        total
 
 A reduction is a value that others can add (`fedmosaic.extend.register_reduction`); one that needs every upload by
-itself, such as a median, says so. The reduced change is handed to a step rule as a gradient: plain averaging is the rule
-SGD with rate 1. A `threshold` pulls every number of an item table that far towards zero after the step, so that small
-ones are not sent at all.
+itself, such as a median, says so. The reduced change is handed to a step rule as a gradient: plain averaging is SGD
+with rate 1. A `threshold` pulls every number of an item table that far towards zero after the step, so that small ones
+are not sent at all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Reduction(Protocol):
         """The one change of a parameter.
 
         spec: the parameter. changes: the sum of the clients' changes; where the reduction needs `each`, all of them,
-        along the first axis. total: how many clients there are (`clients`), and per item how many trained it (`touched`).
+        along the first axis. total: how many clients there are (`clients`), and how many trained each item (`touched`).
         """
         ...
 

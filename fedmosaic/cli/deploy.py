@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmosaic.cli.options import Json, Quiet
+from fedmosaic.cli.options import Imports, Json, Quiet
 from fedmosaic.core.errors import DataError, SettingsError
 
 app = typer.Typer(help="Real devices: prepare folders, run a server, be a device or a silo.", no_args_is_help=True)
@@ -36,11 +36,13 @@ def init(
     silos: Annotated[list[str] | None, typer.Option(help="NAME=USERS: a node with many users; repeat.")] = None,
     address: Annotated[str, typer.Option(help="host:port that nodes dial.")] = "127.0.0.1:9443",
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of method or agreement.")] = None,
+    imports: Imports = None,
 ) -> None:
     """Write ready folders: the server's with its certificates, and one for each node with its key."""
     from fedmosaic.deploy import fleet
     from fedmosaic.deploy.agreement import Agreement, catalogue_digest
-    from fedmosaic.methods.registry import entry, validated
+    from fedmosaic.methods.base import validated
+    from fedmosaic.methods.registry import entry
     from fedmosaic.runs.settings import parse_pairs
 
     given = parse_pairs(settings or [])
@@ -83,6 +85,7 @@ def server(
     place: Folder,
     seconds: Annotated[float, typer.Option("--serve", min=0, help="Seconds to serve newcomers after training.")] = 0.0,
     listen: Annotated[str | None, typer.Option(help="host:port of the gate here (default: the agreed one).")] = None,
+    imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -114,6 +117,7 @@ def device(
     place: Folder,
     history: Annotated[Path | None, typer.Option(help="CSV or Parquet with a column item; kept here.")] = None,
     item: Annotated[str, typer.Option(help="Name of the item column.")] = "item",
+    imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
     """Be one user's device: train with the others when asked. Interactions stay in the folder."""
@@ -126,6 +130,7 @@ def silo(
     data: Annotated[Path | None, typer.Option(help="CSV or Parquet with columns user and item; kept here.")] = None,
     user: Annotated[str, typer.Option(help="Name of the user column.")] = "user",
     item: Annotated[str, typer.Option(help="Name of the item column.")] = "item",
+    imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
     """Be a silo: many users on one node, who send one sum."""

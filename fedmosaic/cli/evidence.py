@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedmosaic.cli.options import DataDir, Json, Quiet, Workers, note_licence
+from fedmosaic.cli.options import DataDir, Imports, Json, Quiet, Workers, note_licence
 from fedmosaic.core.errors import FedmosaicError, RunError, SettingsError, UnknownNameError
 
 app = typer.Typer()
@@ -30,6 +30,7 @@ def compare(
     form: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
     workers: Workers = None,
+    imports: Imports = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -79,6 +80,7 @@ def reproduce(
     ] = None,
     gather: Annotated[bool, typer.Option("--gather", help="Run nothing: write down what is finished.")] = False,
     workers: Workers = None,
+    imports: Imports = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -122,6 +124,7 @@ def report(
     places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run folders.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
     users: Annotated[int, typer.Option(min=1, help="How many users can be looked at.")] = 40,
+    imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
     """One self-contained page: summary, tables, curves, figures, costs, and lists of single users with titles."""
@@ -141,6 +144,7 @@ def tune(
     space: Annotated[list[str] | None, typer.Option(help="key=low:high or key=a,b,c; may be repeated.")] = None,
     file: Annotated[Path, typer.Option(help="Where trials are kept; equal searches continue.")] = Path("runs/tune.log"),
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Settings file (default: tuned/...toml).")] = None,
+    imports: Imports = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -178,6 +182,25 @@ def tune(
     best = found.settings.method_settings
     print("  ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in best.items()))
     print(f"run it: fedmosaic run --config {place}")
+
+
+@app.command("ledger")
+def modernise_ledger(
+    file: Annotated[Path, typer.Argument(metavar="LEDGER", help="A file of records (docs/ledger.jsonl).")],
+    write: Annotated[bool, typer.Option("--write", help="Write the file; else only say what would change.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Map the records of a ledger to the settings' names of today, and say which changed."""
+    from fedmosaic.runs.ledger import modernise
+
+    changed = modernise(file, write=write)
+    if as_json:
+        print(json.dumps(changed))
+        return
+    for row in changed["records"]:
+        print(f"{row['method']} {row['dataset']}: {row['change']}")
+    verb = "changed" if write else "would change"
+    print(f"{changed['renamed']} of {changed['total']} records {verb} names, {changed['rekeyed']} a key")
 
 
 @app.command()

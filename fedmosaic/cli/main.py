@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmosaic.cli import deploy as cli_deploy
-from fedmosaic.cli import evidence as cli_evidence
-from fedmosaic.cli.options import DataDir, Json, Quiet, note_licence
+from fedmosaic import __version__
+from fedmosaic.cli import deploy, evidence
+from fedmosaic.cli.options import DataDir, Imports, Json, Quiet, note_licence
 from fedmosaic.core.errors import FedmosaicError, RequestError, SettingsError
 from fedmosaic.report.console import console, list_row, plain, print_table, progress_bar, show_summary
 
@@ -28,14 +28,15 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(cli_evidence.app)
-app.add_typer(cli_deploy.app, name="deploy")
+app.add_typer(evidence.app)
+app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:
     """Entry point: library errors become one line and an exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that what was started is ended too
         signal.signal(number, lambda *_: sys.exit(143))
+    warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
     try:
         app()
     except FedmosaicError as error:
@@ -54,6 +55,21 @@ def main() -> None:
         sys.exit(1)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedmosaic {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Options before the verb."""
+
+
 @app.command()
 def run(
     method: Annotated[str | None, typer.Argument(help="A method of `fedmosaic list methods`.")] = None,
@@ -62,7 +78,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
     seed: Annotated[int | None, typer.Option(help="One integer; everything random follows from it.")] = None,
     pool: Annotated[str | None, typer.Option(help="Negative pool: strict, legacy or isolated.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, loop, simulate or kernel.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, fused, simulate or loop.")] = None,
     config: Annotated[Path | None, typer.Option(help="A settings file or preset; the line wins over it.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/..., named by the settings).")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the clients.")] = 1,
@@ -70,11 +86,16 @@ def run(
     rendezvous: Annotated[str | None, typer.Option(help="Where ranks meet: tcp://host:port (else: all here).")] = None,
     trusted: Annotated[bool, typer.Option("--trusted-network", help="Allow an address beyond this machine.")] = False,
     track: Annotated[str | None, typer.Option(help="Send every round to tensorboard or wandb (offline).")] = None,
+    imports: Imports = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a method on a data set, select on validation, report the test."""
+    if method is not None and "=" not in method:
+        from fedmosaic.methods.registry import check_name
+
+        check_name(method)  # before anything heavy is imported
     from fedmosaic.core import buffers
     from fedmosaic.runs import run as runs
     from fedmosaic.runs.multiprocess import run_together
@@ -111,13 +132,13 @@ def run(
         if workers > 1 or rendezvous is not None:
             shared = run_together(
                 settings, place, workers, rank=rank, rendezvous=rendezvous, trusted=trusted, data_dir=data_dir,
-                progress=progress,
+                on_round=progress,
             )  # fmt: skip
             if shared is None:
                 return  # a rank that worked along has nothing to report
             summary = shared
         else:
-            summary = runs.start(settings, place, data_dir=data_dir, progress=progress)
+            summary = runs.start(settings, place, data_dir=data_dir, on_round=progress)
         live.summary = summary
     show_summary(summary, as_json)
 
@@ -125,6 +146,7 @@ def run(
 @app.command()
 def resume(
     place: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    imports: Imports = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -135,7 +157,7 @@ def resume(
 
     buffers.keep_freed()
     with progress_bar(f"resume {place}", quiet) as progress:
-        summary = runs.resume(place, data_dir=data_dir, progress=progress)
+        summary = runs.resume(place, data_dir=data_dir, on_round=progress)
     show_summary(summary, as_json)
 
 
@@ -161,6 +183,7 @@ def recommend(
     user: Annotated[list[str] | None, typer.Option(help="User id; may be repeated.")] = None,
     device: Annotated[Path | None, typer.Option(help="Folder of a device or silo: answers without a server.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Length of the list.")] = 10,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """The best unseen items of a user, by the user's own id, with titles where they are known."""
@@ -232,7 +255,8 @@ def landscape(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, data, metrics, cards or presets")] = "methods",
+    kind: Annotated[str, typer.Argument(help="methods, data, metrics, engines, cards or presets")] = "methods",
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """What there is."""
@@ -244,48 +268,35 @@ def list_(
 
 
 @app.command()
-def describe(method: Annotated[str, typer.Argument(help="A method.")], as_json: Json = False) -> None:
-    """A method: its paper, its settings, what leaves the device, and the numbers to expect."""
-    from fedmosaic.algorithm.algorithm import describe as describe_algorithm
-    from fedmosaic.engines.federation import Federation
-    from fedmosaic.methods.registry import entry
+def describe(
+    method: Annotated[str, typer.Argument(help="A method.")], imports: Imports = None, as_json: Json = False
+) -> None:
+    """A method: its paper, its settings, what leaves the device, which engines run it, and the numbers to expect."""
+    from fedmosaic.cli.described import described_method
 
-    found = entry(method)
-    settings = [
-        {"setting": name, "default": field.default, "meaning": field.description or ""}
-        for name, field in found.settings.model_fields.items()
-    ]
-    n_items = 1682
-    method_ = found.build()
-    parts: list[dict[str, Any]] = []
-    if hasattr(method_, "algorithm"):
-        parts = describe_algorithm(method_.algorithm, n_items)
-        up, down = method_.algorithm.traffic(n_items, n_items)
-    else:
-        up, down = method_.traffic(n_items)
-    described = {
-        "method": method,
-        "title": found.title,
-        "paper": found.paper,
-        "settings": settings,
-        "expect": found.expect,
-        "parameters": parts,
-        "bytes": {"items": n_items, "up": up, "down": down},
-    }
+    found = described_method(method)
     if as_json:
-        print(json.dumps(described))
+        print(json.dumps(found))
         return
     out = console()
-    out.print(f"[bold]{method}[/]: {found.title}\n{found.paper}\n")
-    out.print((found.settings.__doc__ or "").strip(), markup=False)
-    print_table("settings", ["setting", "default", "meaning"], [[str(v) for v in s.values()] for s in settings])
-    if isinstance(method_, Federation) and method_.pooled:
+    out.print(f"[bold]{method}[/]: {found['title']}\n{found['paper']}\n")
+    out.print(found["about"], markup=False)
+    rows = [[plain(v) for v in s.values()] for s in found["settings"]]
+    print_table("settings", ["setting", "default", "meaning"], rows)
+    if found["central"]:
         out.print("central: one client holds the data of everybody; nothing is federated")
-    if parts:
-        print_table("parameters", list(parts[0]), [[plain(v) for v in p.values()] for p in parts])
-    out.print(f"per client and round, {n_items:,} items: sends {up:,} bytes (dense), receives {down:,}")
-    for dataset, (hr, ndcg) in found.expect.items():
-        out.print(f"expect on {dataset} (strict, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}")
+    if found["parameters"]:
+        print_table(
+            "parameters", list(found["parameters"][0]), [[plain(v) for v in p.values()] for p in found["parameters"]]
+        )
+    if found["engines"]:
+        print_table("engines", ["engine", "runs it?"], [[name, words] for name, words in found["engines"].items()])
+    size = found["bytes"]
+    out.print(
+        f"per client and round, {size['items']:,} items: sends {size['up']:,} bytes (dense), receives {size['down']:,}"
+    )
+    for dataset, (hr, ndcg) in found["expect"].items():
+        out.print(f"expect on {dataset} (strict pool, 1 + 99, seed 0): HR@10 {hr}, NDCG@10 {ndcg}")
 
 
 @app.command()
@@ -293,8 +304,8 @@ def doctor(as_json: Json = False) -> None:
     """What a bug report needs: versions, machine, cache, data folder."""
     import os
 
-    from fedmosaic.data.fetch import cache_folder
-    from fedmosaic.runs.run_folder import environment
+    from fedmosaic.core.machine import environment
+    from fedmosaic.data.cache import cache_folder
 
     cache = cache_folder()
     report = environment() | {
@@ -315,25 +326,30 @@ def doctor(as_json: Json = False) -> None:
 @data_app.command("list")
 def data_list(as_json: Json = False) -> None:
     """Named data sets."""
-    list_("data", as_json)
+    list_("data", None, as_json)
 
 
 @data_app.command("fetch")
 def data_fetch(names: Annotated[list[str], typer.Argument(help="Data sets.")], data_dir: DataDir = None) -> None:
     """Bring data sets into the cache (or find them in the data folder)."""
-    from fedmosaic.data.sources import source
+    from fedmosaic.core.errors import SettingsError
+    from fedmosaic.data.sources import Source, source
 
     for name in names:
-        found = source(name).find(data_dir)
+        one = source(name)
+        if not isinstance(one, Source):
+            raise SettingsError(f"{name} is made, not fetched; there is nothing to bring")
+        found = one.find(data_dir)
         print(f"{name}: {found.fetched or 'already here'} -> {found.folder}")
         if found.fetched:
-            print(f"  licence: {source(name).licence}", file=sys.stderr)
+            print(f"  licence: {one.licence}", file=sys.stderr)
 
 
 @data_app.command("describe")
 def data_describe(
     name: Annotated[str, typer.Argument(help="A data set or a file.")],
     pairs: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", metavar="KEY=VALUE...")] = None,
+    imports: Imports = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -352,28 +368,24 @@ def _catalogue(kind: str) -> list[dict[str, Any]]:
     from fedmosaic.core.errors import UnknownNameError
 
     if kind == "methods":
-        from fedmosaic.methods.registry import ZOO
+        from fedmosaic.methods.registry import entries
 
-        return [{"method": e.name, "what": e.title, "paper": e.paper} for e in ZOO.values()]
+        return [{"method": e.name, "what": e.title, "paper": e.paper} for e in entries()]
     if kind == "data":
-        from fedmosaic.data.sources import SOURCES
+        from fedmosaic.data.sources import sources
 
-        rows = [
-            {"data set": s.name, "what": s.title, "counts": " / ".join(f"{c:,}" for c in s.counts or ())}
-            for s in SOURCES.values()
-        ]
         return [
-            *rows,
-            {
-                "data set": "synthetic",
-                "what": "made-up shop of any size (users=, items=, per_user=)",
-                "counts": "",
-            },
+            {"data set": s.name, "what": s.title, "counts": " / ".join(f"{c:,}" for c in s.counts or ())}
+            for s in sources()
         ]
     if kind == "metrics":
-        from fedmosaic.evaluation.metrics import CUTS, NAMES
+        from fedmosaic.evaluation.metrics import CUTS, METRICS
 
-        return [{"metric": name, "cuts": ", ".join(map(str, CUTS))} for name in NAMES]
+        return [{"metric": name, "what": m.title, "cuts": ", ".join(map(str, CUTS))} for name, m in METRICS.items()]
+    if kind == "engines":
+        from fedmosaic.engines.engine import ENGINES
+
+        return [{"engine": name} for name in ("auto", *ENGINES)]
     if kind == "cards":
         from fedmosaic.reproduce.shelf import CARDS
 
@@ -382,4 +394,4 @@ def _catalogue(kind: str) -> list[dict[str, Any]]:
         from fedmosaic.runs.settings import presets
 
         return [{"preset": n, "found by": t.splitlines()[0].removeprefix("# found by: ")} for n, t in presets().items()]
-    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics", "cards", "presets"])
+    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics", "engines", "cards", "presets"])

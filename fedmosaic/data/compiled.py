@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from fedmosaic.core import keys
+from fedmosaic.core.compiler import entry, piece
 from fedmosaic.core.ragged import I32, I64
 
-mix = numba.njit(inline="always")(keys.mix)
+mix = piece(inline="always")(keys.mix)
 GOLDEN = keys.GOLDEN
 S32 = np.uint64(32)
 
 
-@numba.njit(inline="always")
+@piece(inline="always")
 def unseen_item(rank: Any, excluded: Any, low: Any, high: Any) -> Any:
     """The item of a given rank among those not in the sorted `excluded[low:high]` (binary search)."""
     first, last = low, high
@@ -28,8 +28,9 @@ def unseen_item(rank: Any, excluded: Any, low: Any, high: Any) -> Any:
     return rank + (first - low)
 
 
-@numba.njit(cache=True)
+@entry()
 def draw(excluded: I32, starts: I64, client_keys: keys.U64, offsets: I64, n_items: int, out: I32) -> None:
+    """Uniform draws for each client from the items outside its sorted `excluded`."""
     for client in range(offsets.size - 1):
         low, high = starts[client], starts[client + 1]
         pool = np.uint64(n_items - (high - low))
@@ -40,8 +41,9 @@ def draw(excluded: I32, starts: I64, client_keys: keys.U64, offsets: I64, n_item
             out[slot] = unseen_item(rank, excluded, low, high)
 
 
-@numba.njit(cache=True)
+@entry()
 def draw_distinct(excluded: I32, starts: I64, client_keys: keys.U64, offsets: I64, n_items: int, out: I32) -> None:
+    """Distinct draws for each client from the items outside its sorted `excluded`."""
     taken = np.empty(n_items, dtype=np.int64)  # the last client that took this rank: never needs clearing
     ranks = np.empty(n_items, dtype=np.int64)
     for i in range(n_items):
@@ -70,7 +72,7 @@ def draw_distinct(excluded: I32, starts: I64, client_keys: keys.U64, offsets: I6
             out[offsets[client] + i] = unseen_item(ranks[i], excluded, low, high)
 
 
-@numba.njit(inline="always")
+@piece(inline="always")
 def shuffle_client(order: Any, begin: Any, end: Any, key: Any) -> None:
     """Fisher-Yates on order[begin:end], draws from the key's counter."""
     state = key
@@ -80,14 +82,16 @@ def shuffle_client(order: Any, begin: Any, end: Any, key: Any) -> None:
         order[i], order[j] = order[j], order[i]
 
 
-@numba.njit(cache=True)
+@entry()
 def shuffle(order: I64, offsets: I64, client_keys: keys.U64) -> None:
+    """A keyed permutation of every client's part of `order`."""
     for client in range(offsets.size - 1):
         shuffle_client(order, offsets[client], offsets[client + 1], client_keys[client])
 
 
-@numba.njit(cache=True)
+@entry()
 def localise(items: I32, offsets: I64, n_items: int, index: I64, touched: I32, row_offsets: I64) -> None:
+    """Number the distinct items of each client by first appearance."""
     owner, place = np.empty(n_items, np.int64), np.empty(n_items, np.int64)
     for i in range(n_items):
         owner[i] = -1

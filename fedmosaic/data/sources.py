@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedmosaic.core.errors import UnknownNameError
+from fedmosaic.core import plugins
+from fedmosaic.core.errors import SettingsError, UnknownNameError
 from fedmosaic.data import readers
-from fedmosaic.data.fetch import Archive, Found, Layout, Package, locate
+from fedmosaic.data.fetch import Archive, Layout, Located, Package, locate
 from fedmosaic.data.interactions import Interactions
-from fedmosaic.data.synthetic import synthetic
 
 GROUPLENS = "GroupLens: research use only; no redistribution without permission; no commercial use."
 HETREC = "HetRec 2011 / Last.fm: non-commercial use; cite Cantador et al. 2011."
@@ -35,13 +35,29 @@ class Source:
     min_rows: int = 1
     counts: tuple[int, int, int] | None = None
 
-    def load(self, data_dir: Path | None = None, *, download: bool = True) -> Interactions:
+    def load(self, data_dir: Path | None = None, *, download: bool = True, **options: Any) -> Interactions:
         """Find, read, filter."""
+        if options:
+            raise SettingsError(f"{self.name} is read as it is; it takes no {', '.join(options)}")
         return self.read(self.find(data_dir, download=download), min_user_rows=self.min_rows)
 
-    def find(self, data_dir: Path | None = None, *, download: bool = True) -> Found:
+    def find(self, data_dir: Path | None = None, *, download: bool = True) -> Located:
         """Where the files are; brings them if they are nowhere."""
         return locate(self.family, self.layouts, data_dir, download=download)
+
+
+@dataclass(frozen=True)
+class OwnSource:
+    """A data set that is made or read by a function of its own; `make(data_dir, **options)` gives `Interactions`."""
+
+    name: str
+    title: str
+    make: Callable[..., Interactions]
+    counts: tuple[int, int, int] | None = None
+
+    def load(self, data_dir: Path | None = None, *, download: bool = True, **options: Any) -> Interactions:
+        """Call the function."""
+        return self.make(data_dir, **options)
 
 
 def load(name: str, data_dir: str | Path | None = None, *, download: bool = True, **options: Any) -> Interactions:
@@ -50,22 +66,52 @@ def load(name: str, data_dir: str | Path | None = None, *, download: bool = True
     >>> len(load("synthetic", users=20, items=40, per_user=5))
     100
     """
-    if name == "synthetic":
-        return synthetic(**options)
-    return source(name).load(None if data_dir is None else Path(data_dir), download=download)
+    return source(name).load(None if data_dir is None else Path(data_dir), download=download, **options)
 
 
-def source(name: str) -> Source:
-    """The catalogue entry of a data set."""
-    if name not in SOURCES:
+def find(name: str) -> Source | OwnSource | None:
+    """A data set by its name, if there is one."""
+    if name not in SOURCES and name not in _own:
+        plugins.load()
+        if name in (points := plugins.points(GROUP)):
+            register_source(plugins.loaded(points[name], OwnSource))
+    return SOURCES.get(name) or _own.get(name)
+
+
+def source(name: str) -> Source | OwnSource:
+    """A data set by its name; unknown ones are refused with what exists."""
+    found = find(name)
+    if found is None:
+        known = [*SOURCES, *_own, *plugins.points(GROUP)]
         raise UnknownNameError(
-            "data set",
-            name,
-            [*SOURCES, "synthetic"],
-            "Own data: give the path of a .csv, .tsv, .inter or .parquet file",
+            "data set", name, known, "Own data: give the path of a .csv, .tsv, .inter or .parquet file"
         )
-    return SOURCES[name]
+    return found
 
+
+def sources() -> list[Source | OwnSource]:
+    """All data sets that have a name."""
+    plugins.load()
+    for name in plugins.points(GROUP):
+        find(name)
+    return [*SOURCES.values(), *_own.values()]
+
+
+def register_source(new: OwnSource) -> None:
+    """Add a data set of one's own, so that runs and comparisons of this process know it by name."""
+    if new.name in SOURCES or new.name in _own:
+        raise SettingsError(f"there is a data set {new.name!r} already; choose another name")
+    _own[new.name] = new
+
+
+def _synthetic(data_dir: Path | None, **options: Any) -> Interactions:
+    from fedmosaic.data.synthetic import synthetic
+
+    return synthetic(**options)
+
+
+GROUP = "fedmosaic.sources"  # of entry points
+_own = {"synthetic": OwnSource("synthetic", "made-up shop of any size (users=, items=, per_user=)", _synthetic)}
 
 _ML100K = (
     Layout(

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from fedmosaic.core import keys
+from fedmosaic.core.compiler import entry, piece
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.ragged import I32
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.vocab import Vocab
 
-_mix = numba.njit(inline="always")(keys.mix)
+_mix = piece(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN
 _S11 = np.uint64(11)
 TASTES = 8
@@ -70,7 +70,7 @@ def synthetic_chunks(
         yield out
 
 
-@numba.njit(cache=True)
+@entry()
 def _choose(client_keys: keys.U64, cumulative: npt.NDArray[np.float64], quality: F32, tries: int, out: I32) -> None:
     items, width = quality.shape
     met = np.full(items, -1, dtype=np.int64)

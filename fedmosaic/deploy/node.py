@@ -107,7 +107,7 @@ class Node:
         return users, TrainingSet(histories, histories.unique(), len(self.items), client_ids=tensors["client_ids"])
 
     def _own_state(self) -> tuple[FederationState, dict[str, Array], dict[str, Any]]:
-        """What its users hold with the server's parameters as received last, the last answer, and how far it has come."""
+        """What its users hold and the server sent last, the last answer, and how far it has come."""
         file = self.place / STATE
         if file.is_file():
             arrays, meta = load_tensors(file)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
+from fedmosaic.core.compiler import entry
 
 
-@numba.njit(cache=True)
+@entry()
 def union_size(old_keys: Any, keys: Any) -> Any:
     """How many keys two sorted lists have together."""
     size, a = old_keys.size, 0
@@ -19,7 +19,7 @@ def union_size(old_keys: Any, keys: Any) -> Any:
     return size
 
 
-@numba.njit(cache=True)
+@entry()
 def merge(before: Any, more: Any, all_keys: Any, all_rows: Any) -> None:
     """Union of two keyed tables, the second winning; one pass, one copy.
 

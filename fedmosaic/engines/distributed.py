@@ -45,7 +45,7 @@ class Ranks:
     size: int
 
     def round(self, engine: Engine, algorithm: Algorithm, task: Task) -> Outcome:
-        """A round of the whole cohort: the engine's groups are dealt to the ranks in turn, and this one runs its own."""
+        """A round of the whole cohort: the engine's groups are dealt to the ranks in turn; this one runs its own."""
         if algorithm.server.reduction.each:
             raise SettingsError("a server that sees every upload by itself runs in one process")
         users, groups = task.data.members(task.cohort), engine.parts(task)
@@ -120,11 +120,10 @@ def _joined(algorithm: Algorithm, task: Task, users: Ragged, parts: list[tuple[I
             answers[slots(query, users_of(users, places))] = tensors["answers"]
         stores.append((task.cohort[places], unpack_devices(algorithm, tensors, "what a rank sent")))
     assert total is not None
-    old, first = task.devices, stores[0][1]
-    params = {
-        n: _merged(algorithm, task, n, old.params.get(n), [(c, s.params[n]) for c, s in stores if n in s.params])
-        for n in first.params
-    }
+    old, first, params = task.devices, stores[0][1], dict(task.devices.params)
+    for name in {n for _, s in stores for n in s.params}:
+        held = [(c, s.params[name]) for c, s in stores if name in s.params]
+        params[name] = _merged(algorithm, task, name, old.params.get(name), held)
     memory = {}
     for name, fresh in first.memory.items():
         before = old.memory.get(name) or (None,) * len(fresh)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from fedmosaic.algorithm.algorithm import Algorithm
-from fedmosaic.core.errors import RequestError, SettingsError, UnknownNameError, one_of, warn_renamed
+from fedmosaic.core.errors import RequestError, SettingsError, one_of, warn_renamed
 from fedmosaic.core.extras import require_torch
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.training_set import TrainingSet
@@ -72,15 +72,21 @@ class Refusal:
 Factory = Callable[[Algorithm, Holding], Engine | Refusal]
 
 
-def _loop(algorithm: Algorithm, holding: Holding) -> Engine | Refusal:
-    require_torch("engine=loop")
+@dataclass(frozen=True)
+class EngineKind:
+    """A kind of engine: why it does not run an algorithm (nothing: it does), told without loading it, and its maker."""
+
+    refuses: Callable[[Algorithm, Holding], str]
+    make: Callable[[Algorithm, Holding], Engine]
+
+
+def _loop(algorithm: Algorithm, holding: Holding) -> Engine:
     from fedmosaic.engines.loop import Loop
 
     return Loop(algorithm)
 
 
-def _simulate(algorithm: Algorithm, holding: Holding) -> Engine | Refusal:
-    require_torch("engine=simulate")
+def _simulate(algorithm: Algorithm, holding: Holding) -> Engine:
     from fedmosaic.engines.simulate import Simulate
 
     return Simulate(algorithm)
@@ -92,7 +98,34 @@ def _fused(algorithm: Algorithm, holding: Holding) -> Engine | Refusal:
     return lower(algorithm, holding)
 
 
-ENGINES: dict[str, Factory] = {"loop": _loop, "simulate": _simulate, "fused": _fused}
+def _without_torch(algorithm: Algorithm, holding: Holding) -> str:
+    try:
+        require_torch("the general engine")
+    except RequestError as error:
+        return str(error)
+    return ""
+
+
+def _of_factory(factory: Factory) -> EngineKind:
+    """A kind that is asked by being made."""
+
+    def refuses(algorithm: Algorithm, holding: Holding) -> str:
+        made = factory(algorithm, holding)
+        return made.reason if isinstance(made, Refusal) else ""
+
+    def make(algorithm: Algorithm, holding: Holding) -> Engine:
+        made = factory(algorithm, holding)
+        assert not isinstance(made, Refusal), made.reason
+        return made
+
+    return EngineKind(refuses, make)
+
+
+ENGINES: dict[str, EngineKind] = {
+    "loop": EngineKind(_without_torch, _loop),
+    "simulate": EngineKind(_without_torch, _simulate),
+    "fused": _of_factory(_fused),
+}
 OLD_NAMES = {"kernel": "fused"}
 
 
@@ -100,7 +133,7 @@ def register_engine(name: str, factory: Factory) -> None:
     """Add an engine of one's own: `factory(algorithm, holding)` makes it, or says why it does not run that."""
     if name in ENGINES or name == "auto":
         raise SettingsError(f"there is an engine {name!r} already; choose another name")
-    ENGINES[name] = factory
+    ENGINES[name] = _of_factory(factory)
 
 
 def check_engine(name: str) -> str:
@@ -122,32 +155,17 @@ def holding_of(data: TrainingSet) -> Holding:
 def choose(algorithm: Algorithm, holding: Holding, wanted: str = "auto") -> Engine:
     """The engine of that name, or the first that runs the algorithm; refused with the reason in words."""
     if wanted != "auto":
-        if wanted not in ENGINES:
-            raise UnknownNameError("engine", wanted, ("auto", *ENGINES))
-        found = ENGINES[wanted](algorithm, holding)
-        if isinstance(found, Refusal):
-            raise SettingsError(f"engine={wanted} does not run this algorithm: {found.reason}. Use engine=auto")
-        return found
-    reasons = []
-    for name in AUTOMATIC:
-        try:
-            found = ENGINES[name](algorithm, holding)
-        except RequestError as error:  # what it needs is not installed
-            found = Refusal(str(error))
-        if not isinstance(found, Refusal):
-            return found
-        reasons.append(f"{name}: {found.reason}")
-    raise SettingsError("no engine runs this algorithm here. " + "; ".join(reasons))
+        one_of("engine", wanted, ("auto", *ENGINES))
+        if reason := ENGINES[wanted].refuses(algorithm, holding):
+            raise SettingsError(f"engine={wanted} does not run this algorithm: {reason}. Use engine=auto")
+        return ENGINES[wanted].make(algorithm, holding)
+    reasons = {name: ENGINES[name].refuses(algorithm, holding) for name in AUTOMATIC}
+    for name, reason in reasons.items():
+        if not reason:
+            return ENGINES[name].make(algorithm, holding)
+    raise SettingsError("no engine runs this algorithm here. " + "; ".join(f"{n}: {r}" for n, r in reasons.items()))
 
 
 def explain(algorithm: Algorithm, holding: Holding = "user") -> dict[str, str]:
     """For every engine `runs it`, or why not."""
-    said = {}
-    for name, factory in ENGINES.items():
-        try:
-            found = factory(algorithm, holding)
-        except RequestError as error:
-            said[name] = str(error)
-            continue
-        said[name] = found.reason if isinstance(found, Refusal) else "runs it"
-    return said
+    return {name: kind.refuses(algorithm, holding) or "runs it" for name, kind in ENGINES.items()}

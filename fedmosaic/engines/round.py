@@ -128,7 +128,7 @@ def _step(
     by_row: Rate = rate
     if turn.factor is not None:
         spread = turn.factor[owner].reshape(-1, *[1] * (gradient.ndim - 1))
-        by_row = rate * spread.numpy()
+        by_row = np.float32(rate) * spread.numpy()
     if name in block.gradients:
         total = block.head(axis, block.gradients[name], turn.active)
         total.add_(gradient if turn.factor is None else gradient * spread)

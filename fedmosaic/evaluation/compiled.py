@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
+from fedmosaic.core.compiler import entry
 
 
-@numba.njit(cache=True)
+@entry()
 def count(scores: Any, probe_at: Any, held_at: Any, above: Any, tied: Any) -> None:
+    """Of every held-out item, how many asked items score higher, and how many the same."""
     for user in range(held_at.size - 1):
         first, last = probe_at[user], probe_at[user + 1]
         n_held = held_at[user + 1] - held_at[user]

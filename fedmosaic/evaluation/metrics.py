@@ -11,7 +11,7 @@ with equal chance, and every metric is the mean over those ranks. A constant sco
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmosaic.core import keys
+from fedmosaic.core.errors import SettingsError, one_of
 from fedmosaic.core.ragged import I32, I64
 
 F64 = npt.NDArray[np.float64]
 CUTS = (5, 10, 20, 50)
-NAMES = ("hr", "recall", "ndcg", "mrr")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,23 +61,15 @@ class Ranks:
 
     def table(self, cuts: Sequence[int] = CUTS) -> dict[str, float]:
         """All metrics at all cuts: {"hr@10": ...}."""
-        return {f"{name}@{k}": self.mean(name, k) for name in NAMES for k in cuts}
+        return {f"{name}@{k}": self.mean(name, k) for name in METRICS for k in cuts}
 
     def per_user(self, name: str, k: int) -> F64:
         """One value per evaluated user, in the order of `users`."""
-        if name == "recall":
-            return np.asarray(self._sum(self._expected(np.ones(k))) / self._relevant)
-        if name == "ndcg":
-            gain = 1 / np.log2(np.arange(k) + 2)
-            ideal = np.cumsum(gain)[np.minimum(self._relevant, k) - 1]
-            return np.asarray(self._sum(self._expected(gain)) / ideal)
-        if name == "hr":
-            return self._first(np.ones(k))
-        if name == "mrr":
-            return self._first(1 / (np.arange(k) + 1))
-        raise ValueError(f"unknown metric {name!r}; known: {', '.join(NAMES)}")
+        one_of("metric", name, METRICS)
+        return METRICS[name].per_user(self, k)
 
-    def _sum(self, values: F64) -> F64:
+    def by_user(self, values: F64) -> F64:
+        """Values of held-out interactions, added up per user."""
         return np.bincount(self._row, weights=values, minlength=self.users.size).astype(np.float64)
 
     @cached_property
@@ -85,20 +77,21 @@ class Ranks:
         return np.searchsorted(self.users, self.user).astype(np.int64)
 
     @cached_property
-    def _relevant(self) -> I64:
+    def relevant(self) -> I64:
+        """Held-out interactions of each user."""
         return np.bincount(self._row, minlength=self.users.size)
 
-    def _expected(self, gain: F64) -> F64:
+    def expected(self, gain: F64) -> F64:
         """Mean of gain(rank) over the tied ranks, gain being 0 past its end."""
         prefix = np.concatenate([[0.0], np.cumsum(gain)])
         end = np.minimum(self.above + self.tied + 1, gain.size)
         begin = np.minimum(self.above, gain.size)
         return np.asarray((prefix[end] - prefix[begin]) / (self.tied + 1.0))
 
-    def _first(self, gain: F64) -> F64:
+    def of_first(self, gain: F64) -> F64:
         """Expected gain of the best-ranked held-out item; ties among several relevant items are hypergeometric."""
-        if (self._relevant == 1).all():
-            return self._sum(self._expected(gain))
+        if (self.relevant == 1).all():
+            return self.by_user(self.expected(gain))
         best = np.full(self.users.size, np.iinfo(np.int32).max)
         np.minimum.at(best, self._row, self.above)
         leads = self.above == best[self._row]
@@ -113,6 +106,43 @@ class Ranks:
             log_p = _log_choose(size - place, hits - 1) - _log_choose(size, hits)
             result[row] = float(np.exp(log_p) @ gain[best[row] + place - 1])
         return result
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A ranking metric: `per_user(ranks, k)` gives one value per evaluated user, in the order of `ranks.users`.
+
+    `ranks.expected(gain)` is the mean gain of each held-out item over its tied ranks, `ranks.by_user` adds up per user,
+    `ranks.of_first(gain)` is the expected gain of a user's best-ranked item, `ranks.relevant` counts held-out items.
+    """
+
+    title: str
+    per_user: Callable[[Ranks, int], F64]
+
+
+def _recall(ranks: Ranks, k: int) -> F64:
+    return np.asarray(ranks.by_user(ranks.expected(np.ones(k))) / ranks.relevant)
+
+
+def _ndcg(ranks: Ranks, k: int) -> F64:
+    gain = 1 / np.log2(np.arange(k) + 2)
+    ideal = np.cumsum(gain)[np.minimum(ranks.relevant, k) - 1]
+    return np.asarray(ranks.by_user(ranks.expected(gain)) / ideal)
+
+
+METRICS: dict[str, Metric] = {
+    "hr": Metric("a held-out item is among the first k", lambda ranks, k: ranks.of_first(np.ones(k))),
+    "recall": Metric("share of the held-out items among the first k", _recall),
+    "ndcg": Metric("discounted gain of the held-out items, over its best value", _ndcg),
+    "mrr": Metric("1 / rank of the first held-out item", lambda ranks, k: ranks.of_first(1 / (np.arange(k) + 1))),
+}
+
+
+def register_metric(name: str, metric: Metric) -> None:
+    """Add a metric of one's own: it stands in every table of results, and rounds can be selected by it."""
+    if name in METRICS or not name.isidentifier():
+        raise SettingsError(f"{name!r} is taken, or is no plain name; choose another")
+    METRICS[name] = metric
 
 
 def _log_choose(n: Any, k: Any) -> Any:

@@ -1,8 +1,9 @@
 """What methods are made with: settings that mean the same everywhere, and helpers of their compositions.
 
 One word, one thing: `user_rate` moves the user's own score side, `item_rate` item rows (or `item_factor`, times the
-number of items), `network_rate` layers, `server_rate` the server's optimiser, `rate` everything at once. `noise` is the
-scale of what is added to every number sent; `clip` bounds the joint norm of what a client sends; `decay` is weight decay.
+number of items), `network_rate` layers, `server_rate` the server's optimiser, `rate` everything at once. `noise` is
+the scale of what is added to every number sent; `clip` bounds the joint norm of what a client sends; `decay` is weight
+decay.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class GraphState:
     @property
     def n_items(self) -> int:
         """Of the catalogue."""
-        return self.item.shape[0]
+        return int(self.item.shape[0])
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedmosaic.core.compiler import entry
 from fedmosaic.core.ragged import I64, Ragged, offsets_of
 from fedmosaic.core.threads import deal, thread_count
 from fedmosaic.engines.fused.pieces import FAST
@@ -83,7 +83,7 @@ def _array(tensor: Tensor) -> Any:
     return tensor.detach().numpy()
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+@entry(fastmath=FAST)
 def _forward(x: Any, weight: Any, bias: Any, result: Any, pairs: Any, begin: Any, end: Any) -> None:
     clients, order, starts = pairs
     for item in range(begin, end):
@@ -96,7 +96,7 @@ def _forward(x: Any, weight: Any, bias: Any, result: Any, pairs: Any, begin: Any
                 result[order[k], n] = total + bias[item, n]
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+@entry(fastmath=FAST)
 def _backward(slope: Any, x: Any, weight: Any, moved: Any, pairs: Any, first: Any, last: Any) -> None:
     of_weight, of_bias, shares = moved
     clients, order, starts = pairs

@@ -8,6 +8,7 @@ available: algorithm/wrappers/mixing.py says what is the paper's and what is our
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -25,7 +26,7 @@ PAPER = "after Shen et al., arXiv 2508.19591, 2025; built from the abstract, see
 class MixSettings(BaseModel):
     """Settings of mixing; the wrapper has more switches."""
 
-    DROPPED: ClassVar[dict[str, Any]] = {
+    DROPPED: ClassVar[Mapping[str, Any]] = {
         "trace_rows": "positives", "centred": False, "when": "batch", "smooth": False, "clip_low": 0.0,
         "clip_high": 1.0, "exact": False,
     }  # fmt: skip

@@ -54,6 +54,12 @@ def entry(name: str) -> Entry:
     return _registered[name]
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no method has, without importing any."""
+    if name not in BUILT_IN and name not in (known := names()):
+        raise UnknownNameError("method", name, known)
+
+
 def entries() -> Iterator[Entry]:
     """Every method, in the order of `names`."""
     return (entry(name) for name in names())

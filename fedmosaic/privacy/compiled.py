@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from fedmosaic.core import keys
+from fedmosaic.core.compiler import entry, piece
 from fedmosaic.core.fixed_point import SCALE
 
-_mix = numba.njit(inline="always")(keys.mix)
+_mix = piece(inline="always")(keys.mix)
 _GOLDEN = keys.GOLDEN
 _S32, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 PAIRS = 512  # pairs of places that are drawn together: their loops vectorise, and they stay in the cache
 
 
-@numba.njit(cache=True, nogil=True)
+@entry()
 def add_noise(total: Any, client_keys: Any, scale: Any, laplace: Any, together: Any, first: Any, last: Any) -> None:
     """A 64-bit word per client and pair of places; its halves are the two draws. Every draw is rounded by itself."""
     for block in range(first, last):
@@ -43,7 +43,7 @@ def add_noise(total: Any, client_keys: Any, scale: Any, laplace: Any, together: 
                 sums[:] = 0
 
 
-@numba.njit(cache=True)
+@piece()
 def _laplace(words: Any, number: Any, draws: Any) -> None:
     """draw <- ± -log u, from 31 bits and one for the sign."""
     for j in range(number.size):
@@ -53,7 +53,7 @@ def _laplace(words: Any, number: Any, draws: Any) -> None:
         draws[j] *= np.float32(np.int32(words[j] & np.uint32(1)) * 2 - 1)
 
 
-@numba.njit(cache=True)
+@piece()
 def _gaussian(words: Any, turns: Any, number: Any, draws: Any, others: Any) -> None:
     """draws, others <- sqrt(-2 log u) · (cos v, sin v) (Box & Muller 1958).
 
@@ -76,7 +76,7 @@ def _gaussian(words: Any, turns: Any, number: Any, draws: Any, others: Any) -> N
         others[j] = radius * (sin * (np.float32(1) - quarter) + cos * quarter)
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath={"nnan"})  # checks for zero or NaN would not vectorise
+@piece(error_model="numpy", fastmath={"nnan"})  # checks for zero or NaN would not vectorise
 def _minus_log(number: Any, power: Any, result: Any) -> None:
     """result <- -log(number / 2^power): the exponent is read off the bits, the rest is 2 atanh((m - 1) / (m + 1))."""
     bits = number.view(np.int32)

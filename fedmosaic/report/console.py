@@ -115,7 +115,7 @@ def plain(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.4f}"
+        return f"{value:g}" if value == float(f"{value:g}") else f"{value:.4f}"
     if isinstance(value, dict):
         return ", ".join(f"{k} {v:,}" for k, v in value.items()) or "none"
     return str(value)

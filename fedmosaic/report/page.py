@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from fedmosaic.core.errors import RunError, SettingsError
+from fedmosaic.core.machine import environment
 from fedmosaic.report import figures
 from fedmosaic.report.curves import HR, validation_curve
 from fedmosaic.runs.ledger import Record
 from fedmosaic.runs.run import load_ranks
-from fedmosaic.runs.run_folder import RunFolder, environment
+from fedmosaic.runs.run_folder import RunFolder
 from fedmosaic.runs.settings import Settings
 from fedmosaic.serving.recommender import FederatedRecommender
 

@@ -8,14 +8,16 @@ stands in it and adds what it finishes, so tables can be written again on a mach
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedmosaic.core.errors import RunError
+from fedmosaic.core.errors import RenamedWarning, RunError
 from fedmosaic.runs.run_folder import RunFolder
+from fedmosaic.runs.settings import Settings
 from fedmosaic.core.files import read_json, write_atomic
 
 CUT = "@10"
@@ -110,3 +112,31 @@ def _columns(lines: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     tables = [line.get("validation", {}).get("sampled", {}) for line in lines]
     columns["validation"] = [_short(t[f"hr{CUT}"]) if t else None for t in tables]
     return columns
+
+
+def modernise(path: Path, *, write: bool = False) -> dict[str, Any]:
+    """Map every record to the settings' names of today; results stay as they are.
+
+    Says how many records there are, how many changed names, how many a key (defaults and names decide it), and what.
+    """
+    ledger = Ledger.read(path)
+    found, changes, rekeyed = {}, [], 0
+    for old in ledger.records.values():
+        values = {k: v for k, v in old.settings.items() if k not in ("method", "dataset")}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RenamedWarning)
+            settings = Settings.make(old.settings["method"], old.settings["dataset"], values)
+        new = replace(old, key=settings.key(), settings=settings.model_dump(exclude_defaults=True))
+        before, after = old.settings.get("method_settings", {}), new.settings.get("method_settings", {})
+        if before != after:
+            moved = [f"{k}={before[k]}" for k in before if before.get(k) != after.get(k)]
+            became = [f"{k}={after[k]}" for k in after if before.get(k) != after.get(k)]
+            change = f"{', '.join(moved)} -> {', '.join(became) or 'nothing'}"
+            changes.append({"method": settings.method, "dataset": settings.dataset, "change": change})
+        rekeyed += new.key != old.key
+        if new.key in found:
+            raise RunError(f"{path}: two records become one, {new.key} ({settings.method} on {settings.dataset})")
+        found[new.key] = new
+    if write:
+        write_atomic(path, "".join(sorted(json.dumps(asdict(r), separators=(",", ":")) + "\n" for r in found.values())))
+    return {"total": len(found), "renamed": len(changes), "rekeyed": rekeyed, "records": changes}

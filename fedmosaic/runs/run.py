@@ -26,7 +26,8 @@ from fedmosaic.data.negatives import Candidates, draw_candidates, training_set
 from fedmosaic.data.split import Part, Split
 from fedmosaic.core.errors import ForeignError, RunError, SettingsError
 from fedmosaic.evaluation.evaluate import Evaluation, evaluate
-from fedmosaic.runs.run_folder import Meter, Position, RunFolder, peak_megabytes
+from fedmosaic.core.machine import Meter, peak_megabytes
+from fedmosaic.runs.run_folder import Position, RunFolder
 from fedmosaic.evaluation.metrics import Ranks, bootstrap
 from fedmosaic.serving.catalogue import Catalogue
 from fedmosaic.engines.engine import Team
@@ -201,7 +202,7 @@ def _summary(
     }
 
 
-def _table(method: Method[Any], state: State) -> dict[str, Any]:
+def _table(method: Method[Any], state: Any) -> dict[str, Any]:
     """What the common item table is like, where there is one of vectors."""
     try:
         vectors = method.vectors(state)

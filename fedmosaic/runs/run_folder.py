@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import resource
-import sys
-import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,27 +11,10 @@ from fedmosaic.runs.settings import Settings
 from fedmosaic.core.errors import ForeignError, RunError
 from fedmosaic.serving.catalogue import Catalogue
 from fedmosaic.serving.recommender import FederatedRecommender
+from fedmosaic.core.machine import environment
 from fedmosaic.core.files import Tensors, digest_of, load_tensors, read_json, read_lines, save_tensors, write_atomic, write_json
 from fedmosaic.training.loop import Seen
 from fedmosaic.training.method import Method
-
-
-@dataclass(frozen=True)
-class Meter:
-    """Wall and processor time of a process so far."""
-
-    wall: float
-    cpu: float
-
-    @classmethod
-    def now(cls) -> Meter:
-        """Read the clocks."""
-        times = os.times()
-        return cls(time.perf_counter(), times.user + times.system)
-
-    def since(self, start: Meter) -> tuple[float, float]:
-        """Seconds between two readings."""
-        return self.wall - start.wall, self.cpu - start.cpu
 
 
 @dataclass(frozen=True)
@@ -201,27 +178,3 @@ class RunFolder:
         model.split_ = None
         state, _ = self.load_state(model.method_, "best", "latest", "previous")
         return model.restore(Catalogue.load(self.place / "catalogue"), state)
-
-
-def peak_megabytes() -> float:
-    """Largest resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20) if sys.platform == "darwin" else peak / (1 << 10)
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine, as a bug report needs them."""
-    names = ("fedmosaic", "numpy", "scipy", "numba", "polars", "pydantic", "safetensors", "torch", "flwr")
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return {
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "processors": os.cpu_count(),
-        "byte_order": sys.byteorder,
-        "packages": versions,
-    }

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from fedmosaic.evaluation.metrics import METRICS
 from fedmosaic.methods import registry
 from fedmosaic.methods.base import MethodSettings, renamed, validated
 from fedmosaic.data import sources
@@ -64,10 +65,19 @@ class Settings(BaseModel):
     test_share: float = Field(default=0.1, gt=0, lt=1)
     candidates: int = Field(default=99, ge=1, description="sampled items beside each held-out one")
     candidate_seed: int = Field(default=0, ge=0)
-    select: Literal["sampled:hr@10", "sampled:ndcg@10", "full:hr@10", "full:ndcg@10"] = "sampled:hr@10"
+    select: str = Field(default="sampled:hr@10", description="what chooses the round: sampled or full, metric@k")
     evaluate_every: int = Field(default=1, ge=1, description="rounds between evaluations on validation")
     patience: int | None = Field(default=None, ge=1, description="stop after so many rounds without a better one")
     method_settings: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("select")
+    @classmethod
+    def _known_selection(cls, value: str) -> str:
+        protocol, _, metric = value.partition(":")
+        name, _, cut = metric.partition("@")
+        if protocol not in ("sampled", "full") or name not in METRICS or not cut.isdigit() or int(cut) < 1:
+            raise ValueError(f"sampled:METRIC@K or full:METRIC@K, with a metric of {', '.join(METRICS)}")
+        return value
 
     @classmethod
     def make(cls, method: str, dataset: str, given: Mapping[str, Any] | None = None) -> Settings:

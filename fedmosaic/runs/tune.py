@@ -18,7 +18,7 @@ from fedmosaic.methods import registry
 from fedmosaic.runs.settings import Settings
 from fedmosaic.data.split import Split
 from fedmosaic.core.errors import RunError, ScoreError, SettingsError, UnknownNameError
-from fedmosaic.runs.run_folder import environment
+from fedmosaic.core.machine import environment
 from fedmosaic.runs.run import Setup
 from fedmosaic.core.files import write_atomic
 from fedmosaic.training.loop import train

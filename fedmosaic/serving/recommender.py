@@ -54,7 +54,7 @@ class FederatedRecommender:
         """Train on everything (`Interactions`, or a table with columns user and item), or on a split's train part.
 
         data: what to learn from. Given a split, the round with the best validation HR@10 (1 + 99) is kept.
-        on_round: called as on_round(round, rounds, what is known). patience: stop after so many rounds without a better.
+        on_round: called as on_round(round, rounds, what is known). patience: stop after so many rounds without a best.
         """
         validation = None
         if isinstance(data, Split):

@@ -59,7 +59,8 @@ class Validation:
             found = evaluate(method.scorer(data, step.state), self.split, "validation", self.candidates, top_k=0)
             assert found.sampled is not None
             ranks |= {"sampled": found.sampled, "full": found.full}
-        return {name: {"hr@10": r.mean("hr", 10), "ndcg@10": r.mean("ndcg", 10)} for name, r in ranks.items()}
+        names = dict.fromkeys(["hr@10", "ndcg@10", self.select.split(":")[1]])
+        return {p: {n: r.mean(n.split("@")[0], int(n.split("@")[1])) for n in names} for p, r in ranks.items()}
 
     def value(self, found: dict[str, dict[str, float]]) -> float:
         """The number that decides."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from fedmosaic.core.compiler import entry, piece
 from fedmosaic.data.compiled import shuffle_client
 from fedmosaic.engines.fused.pieces import FAST, add, choose, dots, flush, load, meet, step
 from fedmosaic.engines.fused.skeleton import GROUP
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+@entry(fastmath=FAST)
 def train(worker: Any, workers: Any, cohort: Any, passes: Any, table: Any, room: Any, sums: Any) -> Any:
     """The groups of clients dealt to one worker; `table`: item rows, user vectors, biases, whether there are biases."""
     item, user, bias, has_bias = table
@@ -47,7 +47,7 @@ def train(worker: Any, workers: Any, cohort: Any, passes: Any, table: Any, room:
     return healthy
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def _answer(cohort: Any, c: Any, item: Any, b: Any, room: Any, answers: Any) -> None:
     """Scores of what a client is asked; rows it tuned answer for themselves."""
     begin, end = cohort.query_at[c], cohort.query_at[c + 1]
@@ -62,7 +62,7 @@ def _answer(cohort: Any, c: Any, item: Any, b: Any, room: Any, answers: Any) -> 
             answer[k] = s
 
 
-@numba.njit(cache=True)
+@entry()
 def pairs(item: Any, user: Any, bias: Any, query: Any, query_at: Any, scores: Any) -> None:
     """w·e + b for the items asked of each user, flat like the query."""
     for u in range(query_at.size - 1):

@@ -37,10 +37,10 @@ class Unfit(Exception):  # noqa: N818  (what it is, rather than an error)
 class Fields:
     """The fields of a value of exactly one type, to be taken one by one; `close` refuses what is left."""
 
-    def __init__(self, value: Any, kind: type, what: str) -> None:
+    def __init__(self, value: Any, kind: type[Any], what: str) -> None:
         if type(value) is not kind:
             raise Unfit(f"{what} is {_name(value)}, not {kind.__name__}")
-        self.what, self.left = what, {f.name: getattr(value, f.name) for f in fields(value)}
+        self.what, self.left = what, {f.name: getattr(value, f.name) for f in fields(kind)}
 
     def take(self, *names: str) -> Any:
         """Values of some fields, which count as understood."""

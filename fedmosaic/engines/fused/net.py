@@ -18,34 +18,16 @@ from fedmosaic.algorithm.parameters import Axis, Role
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.core.threads import thread_count
 from fedmosaic.engines.fused import skeleton
-from fedmosaic.engines.fused.skeleton import SCORES_PER_CALL, Room, groups_of
+from fedmosaic.engines.fused.skeleton import SCORES_PER_CALL, groups_of
 from fedmosaic.engines.state import Array
 from fedmosaic.engines.task import Outcome, Task
 
 LONGEST_BATCH = 1024  # examples whose activations still fit a core's cache
 
 
-class NetRoom(NamedTuple):
-    """`Room`, and what a network needs beside it."""
+class Tower(NamedTuple):
+    """What a network needs beside a worker's `Room`: the client's own layers, and a batch on its way through them."""
 
-    pool_items: Any
-    items: Any
-    owner: Any
-    place: Any
-    met: Any
-    first: Any
-    code: Any
-    rows: Any
-    near: Any
-    listed: Any
-    at: Any
-    label: Any
-    score: Any
-    bits: Any
-    power: Any
-    part: Any
-    slope: Any
-    w: Any
     net: Any
     acts: Any  # [layers, width, examples]
     slopes: Any
@@ -53,12 +35,10 @@ class NetRoom(NamedTuple):
     step: Any
 
     @classmethod
-    def of(cls, room: Room, widths: Array, size: int) -> NetRoom:
-        """Room for one worker; `size` numbers in a network."""
-        dim, widest = room.w.size, room.at.size
+    def of(cls, widths: Array, dim: int, widest: int, size: int) -> Tower:
+        """For so many examples; `dim` numbers of a vector that all share, `size` in a network."""
         wide = max(int(widths.max()), dim)
         return cls(
-            *room,
             np.empty(size, np.float32),
             np.empty((widths.size, wide, widest), np.float32),
             np.empty((2, wide, widest), np.float32),
@@ -97,8 +77,9 @@ class NetProgram:
         table = (item, user, nets, not private, widths)
 
         def work(worker: int, workers: int) -> bool:
-            room = NetRoom.of(skeleton.room_of(algorithm, task, item.shape[1], longest), widths, nets.shape[1])
-            return bool(train(worker, workers, people, passes, table, room, sums[worker], net_totals[worker]))
+            room = skeleton.room_of(algorithm, task, item.shape[1], longest)
+            tower = Tower.of(widths, item.shape[1], room.at.size, nets.shape[1])
+            return bool(train(worker, workers, people, passes, table, room, tower, sums[worker], net_totals[worker]))
 
         skeleton.run_workers(work, count)
         upload = skeleton.collected(sums)

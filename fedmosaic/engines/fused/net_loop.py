@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from fedmosaic.core.compiler import entry, piece
 from fedmosaic.core.fixed_point import LIMIT, SCALE
 from fedmosaic.data.compiled import shuffle_client
 from fedmosaic.engines.fused.net_pieces import answer, net_step
@@ -14,7 +14,7 @@ from fedmosaic.engines.fused.pieces import FAST, add, choose, flush, load, meet
 from fedmosaic.engines.fused.skeleton import GROUP
 
 
-@numba.njit(cache=True)
+@piece()
 def _send(before: Any, after: Any, total: Any) -> Any:
     """Add a client's change of the network in fixed point; false if it holds what no training should."""
     healthy = True
@@ -25,11 +25,13 @@ def _send(before: Any, after: Any, total: Any) -> Any:
     return healthy
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
-def train(worker: Any, workers: Any, cohort: Any, passes: Any, table: Any, room: Any, sums: Any, net_total: Any) -> Any:
+@entry(fastmath=FAST)
+def train(
+    worker: Any, workers: Any, cohort: Any, passes: Any, table: Any, room: Any, tower: Any, sums: Any, net_total: Any
+) -> Any:  # fmt: skip
     """The groups of clients dealt to one worker; `table`: item rows, user vectors, networks, shared or not, widths."""
     item, user, nets, shared, widths = table
-    count, dim, u, net, healthy = cohort.clients.size, item.shape[1], room.w, room.net, True
+    count, dim, u, net, healthy = cohort.clients.size, item.shape[1], room.w, tower.net, True
     for group in range(worker, (count + GROUP - 1) // GROUP, workers):
         held = 0
         for c in range(group * GROUP, min((group + 1) * GROUP, count)):
@@ -51,7 +53,7 @@ def train(worker: Any, workers: Any, cohort: Any, passes: Any, table: Any, room:
                         k = min(passes.sizes[one], m - start)
                         for phase in range(passes.phase_at[one], passes.phase_at[one + 1]):
                             first = phase == passes.phase_at[one]
-                            loss += net_step(start, k, room, u, net, widths, passes.rates[phase], first)
+                            loss += net_step(start, k, room, tower, widths, passes.rates[phase], first)
             sums.losses[c], sums.seen[c] = loss, seen
             held = add(item, room, n_rows, held, sums.touched)
             for d in range(dim):
@@ -61,6 +63,6 @@ def train(worker: Any, workers: Any, cohort: Any, passes: Any, table: Any, room:
             else:
                 for i in range(net.size):
                     nets[c, i] = net[i]
-            answer(cohort, c, item, u, net, widths, room, sums.answers)
+            answer(cohort, c, item, widths, room, tower, sums.answers)
         healthy &= flush(room, held, sums.total)
     return healthy

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from fedmosaic.core.compiler import piece
 from fedmosaic.engines.fused.pieces import FAST, residuals
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def combine(weight: Any, x: Any, z: Any, k: Any) -> None:
     """z[j] += sum over m of weight[m, j] · x[m], over the first k examples; eight rows of x at a time."""
     rows = weight.shape[0]
@@ -36,7 +36,7 @@ def combine(weight: Any, x: Any, z: Any, k: Any) -> None:
                 target[e] += w * line[e]
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def _descend(weight: Any, x: Any, slope: Any, k: Any, rate: Any) -> None:
     """weight[m, j] -= rate · x[m]·slope[j]; four columns at a time. Into zeros, with rate -1: the gradient."""
     columns = weight.shape[1]
@@ -61,7 +61,7 @@ def _descend(weight: Any, x: Any, slope: Any, k: Any, rate: Any) -> None:
             weight[m, j] -= rate * total
 
 
-@numba.njit(cache=True)
+@piece()
 def _layer(net: Any, widths: Any, layer: Any) -> Any:
     """Weight and bias of a layer; the first reads user vector and item row."""
     begin = 0
@@ -72,7 +72,7 @@ def _layer(net: Any, widths: Any, layer: Any) -> Any:
     return net[begin:middle].reshape(wide, narrow), net[middle : middle + narrow]
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def forward(net: Any, widths: Any, u: Any, k: Any, acts: Any) -> None:
     """acts[l + 1] from acts[l]; acts[0] holds the item rows, the last one the scores.
 
@@ -97,14 +97,16 @@ def forward(net: Any, widths: Any, u: Any, k: Any, acts: Any) -> None:
                     line[e] = max(line[e], np.float32(0))
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def backward(k: Any, u: Any, net: Any, target: Any, widths: Any, rates: Any, room: Any, count_loss: Any) -> Any:
+@piece(fastmath=FAST)
+def backward(
+    k: Any, u: Any, net: Any, target: Any, widths: Any, rates: Any, room: Any, tower: Any, count_loss: Any
+) -> Any:
     """Forward and backward for the k examples in acts[0]; returns the loss, and which of `slopes` is that of acts[0].
 
     `target` moves by the network's gradient times its rate: `net` itself (slopes are taken before a layer moves), or
-    zeros that collect it. `room.step` is the gradient of `u`. `rates`: network, user, item; 0 where a side stands still.
+    zeros that collect it. `tower.step` is the gradient of `u`. `rates`: network, user, item; 0: it stands still.
     """
-    acts, slopes, sums, step, score = room.acts, room.slopes, room.sums, room.step, room.score
+    acts, slopes, sums, step, score = tower.acts, tower.slopes, tower.sums, tower.step, room.score
     depth, dim = widths.size - 1, u.size
     forward(net, widths, u, k, acts)
     for e in range(k):
@@ -151,32 +153,34 @@ def backward(k: Any, u: Any, net: Any, target: Any, widths: Any, rates: Any, roo
     return loss, now
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def net_step(start: Any, k: Any, room: Any, u: Any, net: Any, widths: Any, rates: Any, count_loss: Any) -> Any:
+@piece(fastmath=FAST)
+def net_step(start: Any, k: Any, room: Any, tower: Any, widths: Any, rates: Any, count_loss: Any) -> Any:
     """One phase of a batch, examples start ... start + k of an epoch; returns the loss."""
-    dim, acts = u.size, room.acts
+    u, net, acts = room.w, tower.net, tower.acts
+    dim = u.size
     for e in range(k):
         room.at[e] = room.code[start + e] >> 1
         room.label[e] = np.float32(room.code[start + e] & 1)
         row = room.rows[room.at[e]]
         for m in range(dim):
             acts[0, m, e] = row[m]
-    loss, now = backward(k, u, net, net, widths, rates, room, count_loss)
+    loss, now = backward(k, u, net, net, widths, rates, room, tower, count_loss)
     if rates[1] != 0:
         for m in range(dim):
-            u[m] -= rates[1] * room.step[m]
+            u[m] -= rates[1] * tower.step[m]
     if rates[2] != 0:
         for e in range(k):
             row = room.rows[room.at[e]]
             for m in range(dim):
-                row[m] -= rates[2] * room.slopes[now, m, e]
+                row[m] -= rates[2] * tower.slopes[now, m, e]
     return loss
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def answer(cohort: Any, c: Any, item: Any, u: Any, net: Any, widths: Any, room: Any, answers: Any) -> None:
+@piece(fastmath=FAST)
+def answer(cohort: Any, c: Any, item: Any, widths: Any, room: Any, tower: Any, answers: Any) -> None:
     """Scores of the items asked of a client; rows it tuned answer for themselves."""
-    begin, end, acts, size = cohort.query_at[c], cohort.query_at[c + 1], room.acts, room.acts.shape[2]
+    begin, end, acts, size = cohort.query_at[c], cohort.query_at[c + 1], tower.acts, tower.acts.shape[2]
+    u, net = room.w, tower.net
     for start in range(begin, end, size):
         k = min(size, end - start)
         for e in range(k):

@@ -97,26 +97,8 @@ class Tables(NamedTuple):
 
 
 class PairRoom(NamedTuple):
-    """`Room`, and what two tables need beside it."""
+    """What two tables need beside a worker's `Room`, whose `rows` hold the client's own."""
 
-    pool_items: Any
-    items: Any
-    owner: Any
-    place: Any
-    met: Any
-    first: Any
-    code: Any
-    own: Any  # the client's copies of its own rows
-    near: Any
-    listed: Any
-    at: Any
-    label: Any
-    score: Any
-    bits: Any
-    power: Any
-    part: Any
-    slope: Any
-    w: Any
     common: Any
     base: Any  # the sent table's rows before training
     read: Any  # rows as they are scored
@@ -127,27 +109,22 @@ class PairRoom(NamedTuple):
     coef: Any
     left: Any  # standardised columns of the two views, their spreads, and the gradient
     right: Any
+    push: Any
     spread: Any
     other: Any
-    push: Any
     rates: Any
 
     @classmethod
     def of(cls, room: Room, form: int) -> PairRoom:
-        """Room for one worker; `form` of the decorrelation, if any."""
+        """For one worker; `form` of the decorrelation, if any."""
         rows, dim = room.rows.shape
         wide = rows if form else 1
-        return cls(
-            *room,
-            *(np.empty((rows, dim), np.float32) for _ in range(3)),
-            np.full(rows, -1, np.int64),
-            *(np.empty(rows, np.int32) for _ in range(3)),
-            np.empty(rows, np.float32),
-            *(np.empty((wide, dim), np.float32) for _ in range(2)),
-            *(np.empty(dim, np.float32) for _ in range(2)),
-            np.empty((wide, dim), np.float32),
-            np.empty(3, np.float32),
-        )
+        common, base, read = (np.empty((rows, dim), np.float32) for _ in range(3))
+        places, distinct, times = (np.empty(rows, np.int32) for _ in range(3))
+        left, right, push = (np.empty((wide, dim), np.float32) for _ in range(3))
+        stamp, coef = np.full(rows, -1, np.int64), np.empty(rows, np.float32)
+        spread, other, rates = np.empty(dim, np.float32), np.empty(dim, np.float32), np.empty(3, np.float32)
+        return cls(common, base, read, stamp, places, distinct, times, coef, left, right, push, spread, other, rates)
 
 
 @dataclass(frozen=True)
@@ -191,8 +168,9 @@ class PairProgram:
         table = (item, user, bias, mix, shrunk)
 
         def work(worker: int, workers: int) -> bool:
-            room = PairRoom.of(skeleton.room_of(algorithm, task, item.shape[1], longest), plan.form)
-            return bool(train(worker, workers, cohort, plan, table, own_rows, room, sums[worker]))
+            room = skeleton.room_of(algorithm, task, item.shape[1], longest)
+            pair = PairRoom.of(room, plan.form)
+            return bool(train(worker, workers, cohort, plan, table, own_rows, room, pair, sums[worker]))
 
         skeleton.run_workers(work, count)
         shrink = {"item": sum(fixed(float(s) - 1) for s in shrunk[:, 1])} if "item" in algorithm.spread else {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from fedmosaic.core.compiler import entry, piece
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.engines.fused.pieces import FAST
 
@@ -14,7 +14,7 @@ SPREAD = np.float32(1e-5)
 NUMBERS = 1024  # of a table that are summed over all clients while they are in the cache
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def trace(table: Any, codes: Any, count: Any, centred: Any) -> Any:
     """The sum of squares of the rows of some examples (repeats count), columns centred if asked."""
     result = 0.0
@@ -31,15 +31,15 @@ def trace(table: Any, codes: Any, count: Any, centred: Any) -> Any:
     return result
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def trace_weight(plan: Any, room: Any, count: Any) -> Any:
+@piece(fastmath=FAST)
+def trace_weight(plan: Any, room: Any, pair: Any, count: Any) -> Any:
     """T_own / (T_own + T_common), within the plan's bounds."""
-    own = trace(room.own, room.first, count, plan.centred)
-    common = trace(room.common, room.first, count, plan.centred)
+    own = trace(room.rows, room.first, count, plan.centred)
+    common = trace(pair.common, room.first, count, plan.centred)
     return np.float32(min(max(own / (own + common + 1e-12), plan.low), plan.high))
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def _dot(a: Any, b: Any) -> Any:
     total = np.float32(0)
     for d in range(a.size):
@@ -47,7 +47,7 @@ def _dot(a: Any, b: Any) -> Any:
     return total
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+@entry(fastmath=FAST)
 def own_scores(tables: Any, begin: Any, end: Any, scores: Any) -> None:
     """scores[u, j] = w_u · (a_u · own_uj + b_u · common_j) + bias_u; rows never stored are as they began, decayed."""
     n_items = tables.common.shape[0]
@@ -62,7 +62,7 @@ def own_scores(tables: Any, begin: Any, end: Any, scores: Any) -> None:
                 scores[u, j] += tables.weights[u, 0] * tables.scale[u, 1] * _dot(w, tables.first[j])
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+@entry(fastmath=FAST)
 def own_pairs(tables: Any, query: Any, query_at: Any, begin: Any, end: Any, scores: Any) -> None:
     """The same for a few items of each user, flat like the query."""
     n_items = tables.common.shape[0]
@@ -84,10 +84,10 @@ def own_pairs(tables: Any, query: Any, query_at: Any, begin: Any, end: Any, scor
                 scores[e] += tables.weights[u, 0] * tables.scale[u, 1] * _dot(w, tables.first[j])
 
 
-@numba.njit(cache=True)
-def list_rows(room: Any, n: Any, tick: Any) -> Any:
+@piece()
+def list_rows(room: Any, pair: Any, n: Any, tick: Any) -> Any:
     """Distinct rows of a batch and how often each occurs; returns their number."""
-    m, at, stamp, places, listed, times = 0, room.at, room.stamp, room.places, room.distinct, room.times
+    m, at, stamp, places, listed, times = 0, room.at, pair.stamp, pair.places, pair.distinct, pair.times
     for e in range(n):
         k = at[e]
         if stamp[k] != tick:
@@ -97,40 +97,41 @@ def list_rows(room: Any, n: Any, tick: Any) -> Any:
     return m
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def read_rows(room: Any, m: Any, a: Any, b: Any) -> None:
+@piece(fastmath=FAST)
+def read_rows(room: Any, pair: Any, m: Any, a: Any, b: Any) -> None:
     """seen[k] = a · own[k] + b · common[k] for the distinct rows of a batch."""
     for i in range(m):
-        k = np.uint32(room.distinct[i])
-        o, c, s = room.own[k], room.common[k], room.read[k]
+        k = np.uint32(pair.distinct[i])
+        o, c, s = room.rows[k], pair.common[k], pair.read[k]
         for d in range(o.size):
             s[d] = a * o[d] + b * c[d]
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def terms(plan: Any, room: Any, m: Any) -> Any:
+@piece(fastmath=FAST)
+def terms(plan: Any, room: Any, pair: Any, m: Any) -> Any:
     """Summed over the examples of a batch: -apart · mean (own - common)² + sparse · mean norm(common)."""
     total, norm = 0.0, plan.norm
     for i in range(m):
-        k = np.uint32(room.distinct[i])
-        o, c = room.own[k], room.common[k]
+        k = np.uint32(pair.distinct[i])
+        o, c = room.rows[k], pair.common[k]
         distance, size = np.float32(0), np.float32(0)
         for d in range(o.size):
             gap = o[d] - c[d]
             distance += gap * gap
             size += abs(c[d]) if norm == 1 else c[d] * c[d]
-        total += room.times[i] * (plan.sparse * size * (norm > 0) - plan.apart * distance) / o.size
+        total += pair.times[i] * (plan.sparse * size * (norm > 0) - plan.apart * distance) / o.size
     return total
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def move_rows(plan: Any, room: Any, batch: Any, rate_own: Any, rate_common: Any, a: Any, b: Any) -> None:
+@piece(fastmath=FAST)
+def move_rows(plan: Any, room: Any, pair: Any, batch: Any, rates: Any, a: Any, b: Any) -> None:
     """One step of both tables: the batch's rows by their gradients, all of the client's rows by decay.
 
     Gradients are taken before anything moves. `batch`: examples, distinct rows, the client's rows, number of the batch.
     """
     n, m, n_rows, tick = batch
-    w, own, common, norm, apart, sparse = room.w, room.own, room.common, plan.norm, plan.apart, plan.sparse
+    rate_own, rate_common = rates[1], rates[2]
+    w, own, common, norm, apart, sparse = room.w, room.rows, pair.common, plan.norm, plan.apart, plan.sparse
     decay_own, decay_common = plan.decays[1], plan.decays[2]
     beta = plan.beta * (a if plan.form == 2 else np.float32(1))
     dim = w.size
@@ -140,9 +141,9 @@ def move_rows(plan: Any, room: Any, batch: Any, rate_own: Any, rate_common: Any,
     keep_own, keep_common = one - rate_own * decay_own, one - rate_common * decay_common
     l1, l2 = small if norm == 1 else zero, np.float32(2) * small if norm == 2 else zero
     for i in range(m):
-        k = np.uint32(room.distinct[i])
+        k = np.uint32(pair.distinct[i])
         o, c = own[k], common[k]
-        r, t = room.coef[i], np.float32(room.times[i])
+        r, t = pair.coef[i], np.float32(pair.times[i])
         for d in range(dim):
             x, y = o[d], c[d]
             gap = share * t * (x - y)
@@ -152,16 +153,16 @@ def move_rows(plan: Any, room: Any, batch: Any, rate_own: Any, rate_common: Any,
             c[d] = keep_common * y - rate_common * (b * r * w[d] + gap + pull)
         if beta > 0:
             for d in range(dim):
-                o[d] -= rate_own * beta * room.push[i, d]
+                o[d] -= rate_own * beta * pair.push[i, d]
     if decay_own > 0 or decay_common > 0:
         for row in range(n_rows):
-            if room.stamp[row] != tick:
+            if pair.stamp[row] != tick:
                 for d in range(dim):
                     own[row, d] *= keep_own
                     common[row, d] *= keep_common
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def standardise(listed: Any, m: Any, table: Any, out: Any, spread: Any) -> None:
     """Columns of the listed rows: mean 0, variance 1 (plus 1e-5); `spread` keeps the divisors."""
     dim = table.shape[1]
@@ -186,15 +187,15 @@ def standardise(listed: Any, m: Any, table: Any, out: Any, spread: Any) -> None:
             out[i, d] /= spread[d]
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def decorrelate(plan: Any, room: Any, m: Any) -> Any:
+@piece(fastmath=FAST)
+def decorrelate(plan: Any, room: Any, pair: Any, m: Any) -> Any:
     """The decorrelation term of a batch's rows and its gradient by the left table's rows (`push`).
 
     Form 2: both views are the mixed rows, and both depend on them. Fewer than three rows: nothing.
     """
-    same, gamma, listed, push = plan.form == 2, plan.gamma, room.distinct, room.push
-    left = room.read if same else room.own
-    z, y, spread = room.left, room.right, room.spread
+    same, gamma, listed, push = plan.form == 2, plan.gamma, pair.distinct, pair.push
+    left = pair.read if same else room.rows
+    z, y, spread = pair.left, pair.right, pair.spread
     dim = left.shape[1]
     if m < 3:
         for i in range(m):
@@ -203,7 +204,7 @@ def decorrelate(plan: Any, room: Any, m: Any) -> Any:
         return 0.0
     standardise(listed, m, left, z, spread)
     if not same:
-        standardise(listed, m, room.common, y, room.other)
+        standardise(listed, m, pair.common, y, pair.other)
     view = z if same else y
     corr = np.zeros((dim, dim), np.float32)
     for i in range(m):
@@ -240,7 +241,7 @@ def decorrelate(plan: Any, room: Any, m: Any) -> Any:
     return loss / dim
 
 
-@numba.njit(cache=True, nogil=True)
+@entry()
 def clip_factors(item: Any, sent: Any, left: Any, bound: Any, begin: Any, end: Any, factors: Any) -> None:
     """factors[c] = min(1, bound / norm of what client c changed): rows it trained, and what decay did to all others.
 
@@ -262,7 +263,7 @@ def clip_factors(item: Any, sent: Any, left: Any, bound: Any, begin: Any, end: A
         factors[c] = np.float32(min(1.0, np.float64(bound) / max(norm, 1e-30)))
 
 
-@numba.njit(cache=True, nogil=True)
+@entry()
 def clipped_decay(item: Any, left: Any, factors: Any, begin: Any, end: Any, total: Any) -> None:
     """Sum of factor · change over clients in fixed point as if decay had reached all rows, some blocks of the table."""
     one, flat = np.float32(1), item.reshape(-1)
@@ -278,7 +279,7 @@ def clipped_decay(item: Any, left: Any, factors: Any, begin: Any, end: Any, tota
             total[block * NUMBERS + j] += np.int64(sums[j])
 
 
-@numba.njit(cache=True, nogil=True)
+@entry()
 def clipped_rows(item: Any, sent: Any, left: Any, factors: Any, worker: Any, workers: Any, total: Any) -> None:
     """The rows that clients trained, put right, in a sum of the worker's own."""
     rows, items, starts, count = sent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from fedmosaic.core.compiler import piece
 from fedmosaic.core.fixed_point import LIMIT, SCALE
 from fedmosaic.data.compiled import GOLDEN, S32, mix, unseen_item
 from fedmosaic.engines.fused.skeleton import EMPTY, GROUP
@@ -14,7 +14,7 @@ from fedmosaic.engines.fused.skeleton import EMPTY, GROUP
 FAST = {"contract", "reassoc", "nsz", "arcp"}  # not nnan/ninf: a diverged run must stay visible
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def draw_examples(history: Any, excluded: Any, key: Any, negatives: Any, room: Any) -> Any:
     """A client's items, positives then negatives; returns their number."""
     n, n_items, items, pool_items = history.size, room.owner.size, room.items, room.pool_items
@@ -42,7 +42,7 @@ def draw_examples(history: Any, excluded: Any, key: Any, negatives: Any, room: A
     return n + wanted
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def meet(cohort: Any, c: Any, room: Any) -> Any:
     """Draw a client's examples and number the items it meets; returns positives, examples, distinct items.
 
@@ -62,7 +62,7 @@ def meet(cohort: Any, c: Any, room: Any) -> Any:
     return own.size, n, n_rows
 
 
-@numba.njit(cache=True)
+@piece()
 def choose(n: Any, positives: Any, part: Any, room: Any) -> Any:
     """Copy a part's examples (0 all, 1 support, 2 query) to `code`; returns their number."""
     m, whole = 0, part == 0 or positives < 2
@@ -74,7 +74,7 @@ def choose(n: Any, positives: Any, part: Any, room: Any) -> Any:
     return m
 
 
-@numba.njit(cache=True)
+@piece()
 def load(item: Any, room: Any, n: Any) -> None:
     """Copies of the rows a client meets."""
     for k in range(n):
@@ -83,7 +83,7 @@ def load(item: Any, room: Any, n: Any) -> None:
             target[d] = source[d]
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def add(item: Any, room: Any, n: Any, held: Any, touched: Any) -> Any:
     """Add a client's changes to its group's sum; returns how many rows that sum holds."""
     for k in range(n):
@@ -101,7 +101,7 @@ def add(item: Any, room: Any, n: Any, held: Any, touched: Any) -> Any:
     return held
 
 
-@numba.njit(cache=True)
+@piece()
 def flush(room: Any, held: Any, total: Any) -> Any:
     """Add a group's sum to the worker's, in fixed point, and empty it; false if it holds what no training should."""
     healthy = True
@@ -114,7 +114,7 @@ def flush(room: Any, held: Any, total: Any) -> Any:
     return healthy
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def residuals(score: Any, label: Any, n: Any, bits: Any, power: Any, part: Any, count_loss: Any) -> Any:
     """score <- (sigmoid(score) - label) / n, over the first n; returns the summed cross-entropy if asked.
 
@@ -146,7 +146,7 @@ def residuals(score: Any, label: Any, n: Any, bits: Any, power: Any, part: Any, 
     return loss
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def dots(at: Any, n: Any, rows: Any, w: Any, b: Any, score: Any) -> None:
     """score[e] = w·rows[at[e]] + b; four at a time, so that their sums overlap in the pipeline."""
     dim = w.size
@@ -171,7 +171,7 @@ def dots(at: Any, n: Any, rows: Any, w: Any, b: Any, score: Any) -> None:
         score[e] = s
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def step(start: Any, n: Any, room: Any, b: Any, has_bias: Any, rates: Any, count_loss: Any) -> Any:
     """One phase of a batch, examples start ... start + n of an epoch; returns the bias and the loss.
 

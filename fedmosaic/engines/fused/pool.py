@@ -18,7 +18,7 @@ from fedmosaic.algorithm.local import Adam, value_of
 from fedmosaic.algorithm.models.ncf import NCF
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.batches import shuffled
-from fedmosaic.engines.fused.net import network, tower_widths
+from fedmosaic.engines.fused.net import Tower, network, tower_widths
 from fedmosaic.engines.fused.skeleton import SCORES_PER_CALL
 from fedmosaic.engines.state import Array
 from fedmosaic.engines.task import Outcome, Task
@@ -29,27 +29,21 @@ if TYPE_CHECKING:
 AT_ONCE = 128  # examples whose activations stay in a core's cache
 
 
-class TowerRoom(NamedTuple):
-    """Scratch arrays of a batch through a network."""
+class BatchRoom(NamedTuple):
+    """Scratch arrays of a batch."""
 
     label: Any
     score: Any
     bits: Any
     power: Any
     part: Any
-    acts: Any
-    slopes: Any
-    sums: Any
-    step: Any
 
     @classmethod
-    def of(cls, widths: Array, widest: int) -> TowerRoom:
+    def of(cls, widest: int) -> BatchRoom:
         """For so many examples."""
-        wide, bits = int(widths.max()), np.empty(widest, np.int32)
+        bits = np.empty(widest, np.int32)
         label, score, part = (np.empty(widest, np.float32) for _ in range(3))
-        acts, slopes = np.empty((widths.size, wide, widest), np.float32), np.empty((2, wide, widest), np.float32)
-        sums, step = np.empty(wide, np.float32), np.empty(0, np.float32)
-        return cls(label, score, bits, bits.view(np.float32), part, acts, slopes, sums, step)
+        return cls(label, score, bits, bits.view(np.float32), part)
 
 
 @dataclass(frozen=True)
@@ -98,8 +92,9 @@ def work(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool) -> Bloc
         if widths is None:
             block.loss += linear_epoch(order, examples, sides, rates, settings)
         else:
-            room = TowerRoom.of(widths, min(one.batch_size, order.size, AT_ONCE))
-            block.loss += net_epoch(order, examples, sides, widths, room, rates, settings)
+            widest = min(one.batch_size, order.size, AT_ONCE)
+            tower = Tower.of(widths, 0, widest, 0)
+            block.loss += net_epoch(order, examples, sides, widths, BatchRoom.of(widest), tower, rates, settings)
         block.seen += order.size
         block.steps += -(-order.size // one.batch_size)
     if widths is not None:

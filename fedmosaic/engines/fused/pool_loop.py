@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from fedmosaic.algorithm.compiled import adam_rows
+from fedmosaic.algorithm.compiled import move_by_adam
+from fedmosaic.core.compiler import entry, piece
 from fedmosaic.engines.fused.net_pieces import backward
 from fedmosaic.engines.fused.pieces import FAST, residuals
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@piece(fastmath=FAST)
 def _move(table: Any, gradient: Any, rates: Any, settings: Any) -> None:
     """Adam on every row; the gradient is zero again afterwards."""
-    adam_rows(table[0], gradient, table[1], table[2], table[3], rates, settings)
+    move_by_adam(table[0], gradient, table[1], table[2], table[3], rates, settings)
     gradient[:] = 0
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@entry(fastmath=FAST)
 def linear_epoch(order: Any, examples: Any, sides: Any, rates: Any, settings: Any) -> Any:
     """One pass over the examples in order; returns the summed loss."""
     rows, users, labels, size = examples
@@ -53,12 +53,14 @@ def linear_epoch(order: Any, examples: Any, sides: Any, rates: Any, settings: An
     return loss
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def net_epoch(order: Any, examples: Any, sides: Any, widths: Any, room: Any, rates: Any, settings: Any) -> Any:
+@entry(fastmath=FAST)
+def net_epoch(
+    order: Any, examples: Any, sides: Any, widths: Any, room: Any, tower: Any, rates: Any, settings: Any
+) -> Any:
     """One pass over the examples in order, some at once within a batch; returns the summed loss."""
     rows, users, labels, size = examples
     item, user, net = sides
-    widest, dim, loss, slopes, nobody = room.score.size, item[0].shape[1], 0.0, room.slopes, np.empty(0, np.float32)
+    widest, dim, loss, slopes, nobody = room.score.size, item[0].shape[1], 0.0, tower.slopes, np.empty(0, np.float32)
     collects = np.empty(3, np.float32)
     g_item, g_user, g_net = np.zeros_like(item[0]), np.zeros_like(user[0]), np.zeros_like(net[0])
     for start in range(0, order.size, size):
@@ -71,10 +73,10 @@ def net_epoch(order: Any, examples: Any, sides: Any, widths: Any, room: Any, rat
                 row, w = item[0][rows[at]], user[0][users[at]]
                 room.label[e] = labels[at]
                 for d in range(dim):
-                    room.acts[0, d, e], room.acts[0, dim + d, e] = w[d], row[d]
+                    tower.acts[0, d, e], tower.acts[0, dim + d, e] = w[d], row[d]
             for side in range(3):
                 collects[side] = -share
-            more, now = backward(k, nobody, net[0][0], g_net[0], widths, collects, room, True)
+            more, now = backward(k, nobody, net[0][0], g_net[0], widths, collects, room, tower, True)
             loss += more
             for e in range(k):
                 at = order[first + e]

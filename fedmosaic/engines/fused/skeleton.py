@@ -114,8 +114,8 @@ def passes_of(algorithm: Algorithm, ctx: Context, sides: Sequence[str]) -> Passe
     for phase in (phase for one in local for phase in one.phases):
         found = {name: value_of(move.rate, ctx) for move in phase.moves for name in move.names}
         rates.append([found.get(side, 0.0) for side in sides])
-    columns = (counts[:, column].copy() for column in range(3))
-    return Passes(*columns, phases, np.array(rates, np.float32).reshape(-1, len(sides)))
+    epochs, sizes, parts = (counts[:, column].copy() for column in range(3))
+    return Passes(epochs, sizes, parts, phases, np.array(rates, np.float32).reshape(-1, len(sides)))
 
 
 def longest_of(algorithm: Algorithm, task: Task) -> int:
