@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-slow test-light lint bench clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -25,8 +25,21 @@ lint: $(VENV)/.dev  ## style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test: lint  ## style, types, tests and doctests
-	@$(BIN)/pytest -n auto
+test: lint  ## style, types, tests and doctests: minutes
+	@$(BIN)/pytest -n auto -m "not slow"
+
+test-slow: $(VENV)/.dev  ## real data sets, kills, TLS deployments
+	@$(BIN)/pytest -n auto -m slow tests
+
+LIGHT := $(VENV)-light
+
+$(LIGHT)/.core: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(LIGHT)
+	@$(LIGHT)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]' pytest pytest-xdist hypothesis pandas pyarrow
+	@touch $@
+
+test-light: $(LIGHT)/.core  ## the tests that need no PyTorch, in an environment without it
+	@$(LIGHT)/bin/pytest -n auto -m "not slow" tests
 
 bench: $(VENV)/.dev  ## print the speed figures of docs and README
 	@$(BIN)/python benchmarks/ground_floor.py
@@ -34,5 +47,5 @@ bench: $(VENV)/.dev  ## print the speed figures of docs and README
 	@$(BIN)/python benchmarks/scale.py
 
 clean:  ## remove what the other targets made (the data cache stays: `fedmosaic doctor` says where it is)
-	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	@rm -rf $(VENV) $(LIGHT) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,29 +2,25 @@
 
     loss = cross-entropy + strength · mean (row - row received)²
 
-The conformance kit then checks it against the laws that every method keeps, and the usual recommender runs it.
+Everything comes from one place, `fedmosaic.extend`. As a file it is a method of the command line:
+
+    fedmosaic run near ml-100k --import examples/own_algorithm.py
+    fedmosaic compare fedmf near --data ml-100k --import examples/own_algorithm.py
+
+Run by itself, it holds the method to the laws that every method keeps, and compares it with FedMF.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fedmosaic.methods.hosts import LinearSettings, federation, linear
 from pydantic import Field
-from torch import Tensor
 
-from fedmosaic import FederatedRecommender, leave_one_out, load
-from fedmosaic.algorithm.local import Context
-from fedmosaic.algorithm.objective import bce, mean
-from fedmosaic.algorithm.view import Batch, Model, View
-from fedmosaic.engines.federation import Federation
-from fedmosaic.methods.registry import Entry, register
-from fedmosaic.report.console import print_results
-from fedmosaic.testing import check_chunks, check_engines, check_privacy
+from fedmosaic import extend as fm
 
 
-class NearSettings(LinearSettings):
+class NearSettings(fm.LinearSettings):
     """FedMF's settings and one more."""
 
     strength: float = Field(default=0.01, ge=0, description="weight of the distance to the table received")
@@ -36,25 +32,30 @@ class Near:
 
     strength: float
 
-    def __call__(self, model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
+    def __call__(self, model: fm.Model, view: fm.View, batch: fm.Batch, ctx: fm.Context) -> Any:
         gap = view.rows("item", batch.items) - view.received("item", batch.items)
-        return bce(model, view, batch, ctx) + self.strength * mean(gap.square().mean(-1), batch)
+        return fm.bce(model, view, batch, ctx) + self.strength * fm.mean(gap.square().mean(-1), batch)
 
 
-def near(s: NearSettings) -> Federation:
-    return federation(s, replace(linear(s), objective=Near(s.strength)))
+def near(s: NearSettings) -> fm.Federation:
+    return fm.federation(s, replace(fm.linear(s), objective=Near(s.strength)))
 
 
-register(Entry("near", "FedMF, held near the table received", "this file", NearSettings, near))
+fm.register(fm.Entry("near", "FedMF, held near the table received", "this file", NearSettings, near))
 
 
 def main() -> None:
+    import argparse
+
+    from fedmosaic import FederatedRecommender, leave_one_out, load
+    from fedmosaic.report.console import print_results
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--dataset", default="ml-100k")
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
     small = near(NearSettings(dim=4, batch_size=16, item_rate=2.0))
-    for check in (check_engines, check_chunks, check_privacy):
+    for check in (fm.check_engines, fm.check_chunks, fm.check_privacy):
         check(small)
     split = leave_one_out(load(args.dataset))
     rows = []

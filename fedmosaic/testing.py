@@ -31,7 +31,6 @@ from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.deploy.protocol import Reply, UpdateMessage
 from fedmosaic.engines.engine import ENGINES, Engine, holding_of
 from fedmosaic.engines.federation import Federation
-from fedmosaic.engines.simulate import chunks
 from fedmosaic.engines.state import DeviceStore, FederationState, Rows, Stored, pack_devices
 from fedmosaic.engines.task import Outcome, Task
 
@@ -103,6 +102,8 @@ def check_engines(federation: Federation, data: TrainingSet | None = None, toler
 
 def check_chunks(federation: Federation, data: TrainingSet | None = None, tolerance: float = 2e-4) -> None:
     """Any chunk size gives the same round; the fused engine gives the same bits for any number of workers."""
+    from fedmosaic.engines.simulate import chunks
+
     data = toy_training_set() if data is None else data
     task, algorithm = first_task(federation, data), federation.algorithm
     engines = engines_of(federation, data)
@@ -250,7 +251,7 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let so many seconds pass."""
         self.now += seconds
 
 
@@ -264,7 +265,7 @@ class LocalTransport:
         self.count = 0
 
     def nodes(self) -> list[str]:
-        """All of them."""
+        """The names of all nodes."""
         return list(self.members)
 
     def send(self, node: str, content: bytes, seconds: float) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from fedmosaic.core.threads import use_threads
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.split import Split, leave_one_out
 
-torch.set_num_threads(1)  # the tests run in parallel processes already
+use_threads(1)  # the tests run in parallel processes already; PyTorch is asked only where it is in use
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

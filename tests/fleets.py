@@ -21,13 +21,13 @@ from fedmosaic.deploy.agreement import Agreement, catalogue_digest
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.flower import client_app
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.protocol import Task, Update
+from fedmosaic.deploy.protocol import TaskMessage, UpdateMessage
 
 SMALL: dict[str, dict[str, Any]] = {
     "fedmf": {"item_rate": 2.0},
     "pfedrec": {"item_rate": 2.0},
-    "fedncf": {"item_factor": 0.1, "user_rate": 0.5, "rate": 0.1},
-    "fedrap": {"table_rate": 2.0, "decay": 0.01, "local_epochs": 2},
+    "fedncf": {"item_factor": 0.01, "user_rate": 0.5, "network_rate": 0.1},
+    "fedrap": {"item_rate": 2.0, "decay": 0.01, "local_epochs": 2},
     "fedrecgel": {"participation": 1.0},
 }
 
@@ -43,7 +43,7 @@ def histories(users: int = 8, items: int = 30, seed: int = 0) -> TrainingSet:
     return TrainingSet(ragged, ragged.unique(), items)
 
 
-def pact_of(method: str, items: int, **more: Any) -> Agreement:
+def agreement_of(method: str, items: int, **more: Any) -> Agreement:
     settings = {"dim": 4, "rounds": 3, **SMALL.get(method, {}), **more.pop("settings", {})}
     plain = {"own_draws": False, "seed": 1, "deadline": 30.0}
     return Agreement(
@@ -69,7 +69,7 @@ def make_fleet(
 
 
 def roster_of(nodes: dict[str, Node]) -> dict[str, Any]:
-    return {name: node.data.numbers for name, node in nodes.items()}
+    return {name: node.data.client_ids for name, node in nodes.items()}
 
 
 def only_pushed_and_pulled(*_: Any, **__: Any) -> Any:
@@ -106,7 +106,7 @@ class LocalGrid(Grid):
 
 def coordinator_of(server: Path, nodes: dict[str, Node], transport: Any, **more: Any) -> Coordinator:
     n_items = next(iter(nodes.values())).data.n_items
-    return Coordinator(server, roster_of(nodes), transport, n_items=n_items, **more)
+    return Coordinator(server, roster_of(nodes), transport, n_items=n_items, **({"pause": 0.001} | more))
 
 
 class OneHot:
@@ -116,13 +116,19 @@ class OneHot:
         self.agreement, self.row, self.shape = agreement, row, shape
 
     def answer(self, content: bytes) -> bytes:
-        task = Task.decode(content)
+        task = TaskMessage.decode(content)
         table = np.zeros(self.shape, dtype=np.float32)
         table[self.row] = 1
-        return Update(
+        return UpdateMessage(
             self.agreement.digest(), task.round, task.attempt, "done", task.version, clients=1, loss=0.5,
             tensors={"item": table},
         ).encode()  # fmt: skip
+
+
+def held(node: Node) -> dict[str, bytes]:
+    """Everything a node holds: its users' state, the server's parameters, and its last answer."""
+    arrays = node.state.pack() | {f"answer/{n}": v for n, v in node.answered.items()}
+    return {name: value.tobytes() for name, value in arrays.items()}
 
 
 def finished(server: Path) -> dict[str, bytes]:

@@ -9,23 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from commands import run_command
 
-from fedmosaic.cli.main import app
 from fedmosaic.core.errors import UnknownNameError
 from fedmosaic.data.sources import SOURCES
+from fedmosaic.reproduce import draw_land, draw_rows
+from fedmosaic.reproduce import draw_spectra as spectra
 from fedmosaic.reproduce import results_page as book
-from fedmosaic.reproduce.card import NAMES, Card, Claim, Reason, Results, card_table, find, verdicts
+from fedmosaic.reproduce.card import NAMES, Card, Claim, Draw, Reason, Results, card_table, find, verdicts
 from fedmosaic.reproduce.counts import Count
 from fedmosaic.reproduce.draw_curves import draw_convergence, draw_learning, draw_sensitivity, draw_sparsity
-from fedmosaic.reproduce.draw_land import draw_landscapes
 from fedmosaic.reproduce.draw_rows import draw_additive_tsne, draw_inference, draw_tsne
 from fedmosaic.reproduce.draw_spectra import draw_spectra
 from fedmosaic.reproduce.shelf import CARDS
-from fedmosaic.runs.run import load_ranks
+from fedmosaic.runs.run import default_place, load_ranks, start
 
 SHOP: dict[str, Any] = {"users": 50, "items": 40, "per_user": 8, "ties": "hash"}
 TOY: dict[str, Any] = {**SHOP, "dim": 4, "rounds": 3}
+POOLS = ("legacy", "strict")
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -90,57 +91,82 @@ def test_data_sets_are_counted_as_the_paper_counts_them(tmp_path: Path) -> None:
     assert card.plan(3, False) == []
 
 
+RATES: dict[str, Any] = {"item_rate": 2.0}
+RAP: dict[str, Any] = {"item_rate": 2.0, "local_epochs": 2}
+
+
 def toy(row: str, method: str, **given: Any) -> Claim:
-    return Claim(row, "synthetic", method, {**TOY, **given}, quick=None)
+    return Claim(row, "synthetic", method, {**TOY, **given}, seeds=1)
+
+
+def card_of(name: str, claims: tuple[Claim, ...], draw: Draw, *pools: str) -> Card:
+    shared = {"synthetic": SHOP}
+    return Card(name, "a paper", f"title of {name}", claims, "words", pools=pools or POOLS, draw=draw, protocol=shared)
+
+
+def run(cards: list[Card], results: Results) -> None:
+    """All runs of some cards: one as a study, in a process of its own, the others quicker, in this one."""
+    planned = {s.key(): s for card in cards for s in card.plan(results.seeds, False)}
+    for settings in list(planned.values())[1:]:
+        start(settings, default_place(settings, results.parent))
+    done = book.run_cards(cards, results)
+    assert (len(done.finished), done.skipped, done.failed) == (1, len(planned) - 1, [])
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Card], Results]:
-    """Small cards of every kind of drawing, on a made-up shop."""
-    rates = {"item_rate": 2.0}
-    linear = (toy("FedMF", "fedmf", **rates), toy("PFedRec", "pfedrec", **rates))
-    rap = {"table_rate": 2.0, "local_epochs": 2}
-    cards = {
-        "learning": (linear, draw_learning),
-        "convergence": (linear, draw_convergence),
-        "tsne": (linear, draw_tsne),
-        "spectra": (linear, draw_spectra),
-        "inference": ((linear[1],), draw_inference),
-        "additive": ((toy("FedRAP", "fedrap", **rap),), draw_additive_tsne),
-        "sparsity": ((toy("L1", "fedrap", **rap), toy("soft", "fedrap", threshold=0.5, **rap)), draw_sparsity),
-        "sensitivity": (tuple(toy(f"width {d}", "fedmf", **rates, dim=d) for d in (2, 4)), draw_sensitivity),
-        "land": ((toy("host", "fedneumf"), toy("sharp", "fedrecgel")), draw_landscapes),
-    }
-    made = {
-        n: Card(n, "a paper", f"title of {n}", claims, "words", draw=draw, protocol={"synthetic": SHOP})
-        for n, (claims, draw) in cards.items()
-    }
+    """Small cards of every kind of drawing that compiled methods can fill, on a made-up shop."""
+    linear = (replace(toy("FedMF", "fedmf", **RATES), seeds=2), toy("PFedRec", "pfedrec", **RATES))
+    cards = [
+        card_of("learning", linear, draw_learning),
+        card_of("convergence", linear, draw_convergence),
+        card_of("tsne", linear, draw_tsne),
+        card_of("spectra", linear, draw_spectra),
+        card_of("inference", linear[1:], draw_inference),
+        card_of("additive", (toy("FedRAP", "fedrap", **RAP),), draw_additive_tsne, "legacy"),
+        card_of(
+            "sparsity",
+            (toy("L1", "fedrap", **RAP), toy("soft", "fedrap", threshold=0.5, **RAP)),
+            draw_sparsity,
+            "legacy",
+        ),
+        card_of("sensitivity", tuple(toy(f"width {d}", "fedmf", **RATES, dim=d) for d in (2, 4)), draw_sensitivity),
+    ]
     results = Results(tmp_path_factory.mktemp("runs"), 2, False)
-    done = book.run_cards(list(made.values()), results)
-    assert done.failed == []
-    return made, results
+    run(cards, results)
+    return {card.name: card for card in cards}, results
+
+
+def assert_drawn(card: Card, results: Results, folder: Path) -> None:
+    assert card.draw is not None
+    drawn = card.draw(card, results, folder)
+    assert drawn
+    for figure in drawn:
+        assert (folder / f"{figure.name}.svg").read_text().lstrip().startswith("<?xml")
+        assert (folder / f"{figure.name}.png").stat().st_size > 2000
+        assert figure.caption
 
 
 @pytest.mark.parametrize(
-    "name", ["learning", "convergence", "spectra", "inference", "additive", "sparsity", "sensitivity", "tsne", "land"]
+    "name", ["learning", "convergence", "spectra", "inference", "additive", "sparsity", "sensitivity", "tsne"]
 )
 def test_every_drawing_is_written_twice(
     name: str, shelf: tuple[dict[str, Card], Results], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedmosaic.reproduce import draw_land, draw_rows, draw_spectra
-
     monkeypatch.setattr(draw_rows, "PERPLEXITY", 5)
-    monkeypatch.setattr(draw_land, "POINTS", {"zero-mean": 3, "filter": 3, "paper": 3})
-    monkeypatch.setattr(draw_spectra, "CLIENTS", 2)
+    monkeypatch.setattr(spectra, "CLIENTS", 2)
     cards, results = shelf
-    draw = cards[name].draw
-    assert draw is not None
-    drawn = draw(cards[name], results, tmp_path)
-    assert drawn
-    for figure in drawn:
-        assert (tmp_path / f"{figure.name}.svg").read_text().lstrip().startswith("<?xml")
-        assert (tmp_path / f"{figure.name}.png").stat().st_size > 2000
-        assert figure.caption
+    assert_drawn(cards[name], results, tmp_path)
+
+
+def test_landscapes_are_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(draw_land, "POINTS", {"zero-mean": 3, "filter": 3, "paper": 3})
+    card = card_of("land", (toy("host", "fedneumf"), toy("sharp", "fedrecgel")), draw_land.draw_landscapes, "strict")
+    results = Results(tmp_path / "runs", 1, False)
+    for settings in (claim.settings("strict", 0, False) for claim in card.claims):
+        start(settings, default_place(settings, results.parent))
+    assert_drawn(card, results, tmp_path)
 
 
 def test_verdicts_follow_the_rule(shelf: tuple[dict[str, Card], Results]) -> None:
@@ -243,11 +269,12 @@ def test_reasons_are_shown_by_runs(shelf: tuple[dict[str, Card], Results]) -> No
 
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
-    listed = json.loads(CliRunner().invoke(app, ["list", "cards", "--json"]).stdout)
+    listed = json.loads(run_command("list", "cards", "--json").out)
     assert [row["card"] for row in listed] == list(CARDS)
     with pytest.raises(UnknownNameError, match="pfedrec-table2"):
         find("table2", CARDS)
-    words = ["reproduce", "pfedrec-figure3", "--gather", "--json", "--runs", str(tmp_path)]
-    (found,) = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
+    (found,) = json.loads(
+        run_command("reproduce", "pfedrec-figure3", "--gather", "--json", "--runs", str(tmp_path)).out
+    )
     assert {row["`legacy`"] for row in found["rows"]} == {"not run"}
     assert found["verdicts"] == []

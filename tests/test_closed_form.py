@@ -120,6 +120,7 @@ GOLDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", GOLDEN)
 def test_golden_numbers_on_ml100k(method: str, ml100k: Split, real_data: Path) -> None:
     """Made by `fedmosaic run METHOD ml-100k`."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from fleets import catalogue, histories, pact_of
+from fleets import agreement_of, catalogue, histories
 from typer.testing import CliRunner
 
 from fedmosaic.cli.main import app
@@ -87,10 +87,10 @@ def request(address: str, authority: Path, path: str) -> int:
 def prepared(place: Path, nodes: dict[str, int], **more: Any) -> tuple[Path, str]:
     """Folders of a deployment whose nodes hold their histories already."""
     data, address = histories(sum(nodes.values())), f"127.0.0.1:{free_port()}"
-    fleet.init(place, pact_of("fedmf", data.n_items, **more), catalogue(data.n_items), nodes, Link(address))
+    fleet.init(place, agreement_of("fedmf", data.n_items, **more), catalogue(data.n_items), nodes, Link(address))
     for name in nodes:
-        numbers = load_tensors(place / name / "numbers.safetensors")[0]["numbers"]
-        pairs = [(f"u{u}", f"i{i}") for u in numbers for i in data.histories[u]]
+        clients = load_tensors(place / name / "clients.safetensors")[0]["client_ids"]
+        pairs = [(f"u{u}", f"i{i}") for u in clients for i in data.histories[u]]
         Node.take_history(place / name, pl.DataFrame(pairs, schema=["user", "item"], orient="row"))
     return place, address
 

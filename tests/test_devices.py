@@ -14,13 +14,14 @@ from fleets import (
     SMALL,
     LocalGrid,
     OneHot,
+    agreement_of,
     catalogue,
     coordinator_of,
     finished,
+    held,
     histories,
     make_fleet,
     make_node,
-    pact_of,
 )
 
 from fedmosaic.core.errors import DataError, RunError, SettingsError
@@ -31,8 +32,9 @@ from fedmosaic.deploy.agreement import Agreement
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.flower import FlowerTransport
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.protocol import Reply, Update
+from fedmosaic.deploy.protocol import Reply, UpdateMessage
 from fedmosaic.deploy.relay import listening
+from fedmosaic.engines.state import FederationState, Rows, ServerState
 from fedmosaic.methods.registry import entry
 from fedmosaic.testing import Chaos, Clock, LocalTransport
 
@@ -42,7 +44,14 @@ def close(found: Any, wanted: Any, what: str, tolerance: float = 2e-4) -> None:
     assert gap.max(initial=0) <= tolerance, f"{what} differs by {gap.max():.2e}"
 
 
-def simulated(method: str, data: Any, **settings: Any) -> Any:
+def close_servers(found: ServerState, wanted: ServerState, method: str) -> None:
+    assert set(found.pack()) == set(wanted.pack())
+    for name, value in wanted.pack().items():
+        close(found.pack()[name], value, f"{method}: {name}")
+
+
+def simulated(method: str, data: TrainingSet, **settings: Any) -> tuple[FederationState, Any]:
+    pytest.importorskip("torch")
     seed = 1
     federation = replace(entry(method).build({"dim": 4, **SMALL[method], **settings}), engine="simulate")
     state = federation.start(data, seed)
@@ -54,19 +63,26 @@ def simulated(method: str, data: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize("method", list(SMALL))
 def test_devices_over_flower_equal_the_simulation(method: str, tmp_path: Path) -> None:
     data = histories()
-    server, nodes = make_fleet(tmp_path, pact_of(method, data.n_items), data, [[u] for u in range(8)])
+    server, nodes = make_fleet(tmp_path, agreement_of(method, data.n_items), data, [[u] for u in range(8)])
     with ExitStack() as stack:
         names = dict(enumerate(nodes, start=10))
         sockets = {n: stack.enter_context(listening(nodes[name].answer)) for n, name in names.items()}
-        one = coordinator_of(server, nodes, FlowerTransport(LocalGrid(sockets), names), pause=0.001)
+        one = coordinator_of(server, nodes, FlowerTransport(LocalGrid(sockets), names))
         one.run()
         one.share()
     expected, scores = simulated(method, data)
-    for name in (n for n in expected if n.startswith(("server/", "rule/"))):
-        close(one.state[name], expected[name], f"{method}: {name}")
+    close_servers(one.state, expected.server, method)
     for user, node in enumerate(nodes.values()):
-        for name in (n for n in expected if n.startswith("private/") and "." not in n):
-            close(node.state[name][0], expected[name][user], f"{method}: {name} of {user}")
+        for name, stored in expected.devices.params.items():
+            mine, what = node.state.devices.params[name], f"{method}: {name} of {user}"
+            if isinstance(stored, Rows):
+                assert isinstance(mine, Rows)
+                own = stored.keys // data.n_items == user
+                assert mine.keys.tolist() == (stored.keys[own] % data.n_items).tolist(), what
+                close(mine.values, stored.values[own], what)
+            else:
+                assert not isinstance(mine, Rows)
+                close(mine[0], stored[user], what)
         found = node.recommender().recommend(f"u{user}", k=5, exclude_seen=False)
         best = np.argsort(-scores[user], kind="stable")[:5]
         close(np.array(found["score"]), scores[user][best], f"{method}: answers of {user}", 2e-3)
@@ -75,13 +91,12 @@ def test_devices_over_flower_equal_the_simulation(method: str, tmp_path: Path) -
 @pytest.mark.parametrize("method", list(SMALL))
 def test_silos_and_devices_add_up(method: str, tmp_path: Path) -> None:
     data, some = histories(), {"participation": 0.7}
-    agreement = pact_of(method, data.n_items, settings=some)
+    agreement = agreement_of(method, data.n_items, settings=some)
     server, nodes = make_fleet(tmp_path, agreement, data, [[0], [1], [2, 3, 4], [5, 6, 7]])
     one = coordinator_of(server, nodes, LocalTransport(nodes))
     one.run()
     expected, _ = simulated(method, data, **some)
-    for name in (n for n in expected if n.startswith("server/")):
-        close(one.state[name], expected[name], f"{method}: {name}")
+    close_servers(one.state, expected.server, method)
     lines = [json.loads(line) for line in (server / "rounds.jsonl").read_text().splitlines()]
     assert [(line["round"], line["clients"], line["refused"]) for line in lines] == [(1, 6, 0), (2, 6, 0), (3, 6, 0)]
     assert load_tensors(server / "server.safetensors")[1]["round"] == 3
@@ -94,7 +109,7 @@ class CrashError(Exception):
 @pytest.mark.parametrize("method", ["pfedrec", "fedrap"])
 @pytest.mark.parametrize("moment", ["before sending", "after working"])
 def test_a_server_that_died_ends_in_the_same_bytes(method: str, moment: str, tmp_path: Path) -> None:
-    data, agreement = histories(), pact_of(method, 30, settings={"rounds": 4})
+    data, agreement = histories(), agreement_of(method, 30, settings={"rounds": 4})
 
     class Dying(LocalTransport):
         def send(self, node: str, content: bytes, seconds: float) -> str:
@@ -114,14 +129,14 @@ def test_a_server_that_died_ends_in_the_same_bytes(method: str, moment: str, tmp
                 coordinator_of(server, nodes, Dying(nodes)).run()
             nodes = {name: Node(place / name) for name in nodes}  # devices were restarted too
         coordinator_of(server, nodes, LocalTransport(nodes)).run()
-        devices = {f"{n}/{k}": v.tobytes() for n, node in nodes.items() for k, v in node.state.items()}
+        devices = {f"{n}/{k}": v for n, node in nodes.items() for k, v in held(node).items()}
         ends.append(finished(server) | devices)
     assert ends[0] == ends[1]
 
 
 def test_chaos_counts_everybody_at_most_once(tmp_path: Path) -> None:
     size, clock = 20, Clock()
-    agreement = pact_of("fedmf", size, settings={"rounds": 200}, least=5, deadline=10.0)
+    agreement = agreement_of("fedmf", size, settings={"rounds": 200}, least=5, deadline=10.0)
     server = tmp_path / "server"
     server.mkdir()
     agreement.write(server)
@@ -130,9 +145,9 @@ def test_chaos_counts_everybody_at_most_once(tmp_path: Path) -> None:
     roster = {name: np.array([k]) for k, name in enumerate(nodes)}
     one = Coordinator(server, roster, chaos, n_items=size, clock=clock, sleep=clock.sleep)
     for number in range(1, 201):
-        before = one.state["server/item"]
+        before = one.state.params["item"]
         line = one.round()
-        counted = (one.state["server/item"].astype(float) - before) * line["clients"]
+        counted = (one.state.params["item"].astype(float) - before) * line["clients"]
         assert np.abs(counted - np.round(counted)).max() < 0.01
         assert set(np.round(counted).ravel()) <= {0, 1}, f"round {number}: somebody counts twice"
         assert np.round(counted)[:, 0].sum() == line["clients"] == line["nodes"]
@@ -148,10 +163,10 @@ def test_chaos_costs_little_quality(tmp_path: Path) -> None:
     rows = [[i for i in range(16) if i % 2 == u % 2 and i != u] for u in range(16)]
     ragged = Ragged.from_rows(rows)
     data = TrainingSet(ragged, ragged.unique(), 16)
-    settings = {"rounds": 60, "dim": 8, "item_rate": 40.0, "score_rate": 1.0}
+    settings = {"rounds": 20, "dim": 8, "item_rate": 40.0, "user_rate": 1.0}
     shares = []
     for broken in (False, True):
-        agreement = pact_of("fedmf", 16, settings=settings, least=4, deadline=10.0)
+        agreement = agreement_of("fedmf", 16, settings=settings, least=4, deadline=10.0)
         server, nodes = make_fleet(tmp_path / str(broken), agreement, data, [[u] for u in range(16)])
         clock = Clock()
         transport = Chaos(nodes, clock, seed=3, late=15.0) if broken else LocalTransport(nodes)
@@ -169,7 +184,9 @@ def test_chaos_costs_little_quality(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", list(SMALL))
 def test_nothing_private_is_sent(method: str, tmp_path: Path) -> None:
     data = histories()
-    server, nodes = make_fleet(tmp_path, pact_of(method, 30, settings={"rounds": 5}), data, [[u] for u in range(8)])
+    server, nodes = make_fleet(
+        tmp_path, agreement_of(method, 30, settings={"rounds": 5}), data, [[u] for u in range(8)]
+    )
     transport = LocalTransport(nodes)
     one = coordinator_of(server, nodes, transport)
     allowed = set(one.federation.algorithm.sent)
@@ -178,8 +195,8 @@ def test_nothing_private_is_sent(method: str, tmp_path: Path) -> None:
         one.round()
         for user, node in enumerate(nodes.values()):
             sent = b"".join(content for name, content in transport.sent if name == f"n{user}")
-            for key, value in node.state.items():
-                if key.startswith(("private/", "kept/", "memory/", "before/")) and value.any():
+            for key, value in node.state.pack().items():
+                if key.startswith(("private/", "memory/", "before/")) and value.any():
                     rows = value if value.ndim > 1 else value[None]
                     long = [row for row in rows if row.any() and row.size > 1]  # one number may occur anywhere
                     assert all(row.tobytes() not in sent for row in long), (method, key)
@@ -187,7 +204,7 @@ def test_nothing_private_is_sent(method: str, tmp_path: Path) -> None:
             assert data.histories[user].astype(np.int64).tobytes() not in sent
             assert not any(f'"i{i}"'.encode() in sent for i in data.histories[user])
     for _, content in transport.sent:
-        update = Update.decode(content)
+        update = UpdateMessage.decode(content)
         assert set(update.tensors) <= allowed
         headers |= {k for k, v in vars(update).items() if v}
     expected = {"federation", "round", "attempt", "status", "version", "clients", "loss", "seconds", "tensors"}
@@ -198,17 +215,17 @@ def test_noise_follows_from_a_secret_of_the_device(tmp_path: Path) -> None:
     data = histories(2)
     sums: list[Any] = []
     for own in (False, True, True):
-        agreement = pact_of("pfedrec", 30, own_draws=own, settings={"noise": 0.1})
+        agreement = agreement_of("pfedrec", 30, own_draws=own, settings={"noise": 0.1})
         server, nodes = make_fleet(tmp_path / str(len(sums)), agreement, data, [[0], [1]])
         one = coordinator_of(server, nodes, LocalTransport(nodes))
         assert one.round()["loss"] is None  # the loss would say what the noise hides
-        sums.append(one.state["server/item"])
+        sums.append(one.state.params["item"])
     assert len({s.tobytes() for s in sums}) == 3
 
 
 def test_nodes_that_owe_an_answer_are_not_asked_again(tmp_path: Path) -> None:
     data, clock = histories(3), Clock()
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30, deadline=10.0), data, [[0], [1], [2]])
+    server, nodes = make_fleet(tmp_path, agreement_of("fedmf", 30, deadline=10.0), data, [[0], [1], [2]])
 
     class Silent(LocalTransport):
         def send(self, node: str, content: bytes, seconds: float) -> str:
@@ -230,7 +247,7 @@ def test_nodes_that_owe_an_answer_are_not_asked_again(tmp_path: Path) -> None:
 
 def test_a_round_asks_some_more_and_closes_when_enough_have_come(tmp_path: Path) -> None:
     data, clock = histories(8), Clock()
-    agreement = pact_of("fedmf", 30, spare=1.5, settings={"participation": 0.5})
+    agreement = agreement_of("fedmf", 30, spare=1.5, settings={"participation": 0.5})
     server, nodes = make_fleet(tmp_path, agreement, data, [[u] for u in range(8)])
 
     class OneByOne(LocalTransport):
@@ -245,7 +262,7 @@ def test_a_round_asks_some_more_and_closes_when_enough_have_come(tmp_path: Path)
 
 def test_too_few_clients_is_no_round(tmp_path: Path) -> None:
     data, clock = histories(3), Clock()
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30, least=3, deadline=5.0), data, [[0], [1], [2]])
+    server, nodes = make_fleet(tmp_path, agreement_of("fedmf", 30, least=3, deadline=5.0), data, [[0], [1], [2]])
 
     class Shy(LocalTransport):
         def nodes(self) -> list[str]:
@@ -262,8 +279,8 @@ def test_a_newcomer_adapts_without_training_anew(tmp_path: Path) -> None:
     rows = [[i for i in range(16) if i % 2 == u % 2 and i != u] for u in range(16)]
     ragged = Ragged.from_rows(rows)
     data = TrainingSet(ragged, ragged.unique(), 16)
-    settings = {"rounds": 60, "dim": 8, "item_rate": 40.0, "score_rate": 1.0, "local_epochs": 3}
-    agreement = pact_of("fedmf", 16, settings=settings)
+    settings = {"rounds": 20, "dim": 8, "item_rate": 40.0, "user_rate": 1.0, "local_epochs": 3}
+    agreement = agreement_of("fedmf", 16, settings=settings)
     server, nodes = make_fleet(tmp_path, agreement, data, [[u] for u in range(14)])
     coordinator_of(server, nodes, LocalTransport(nodes)).run()
     before = finished(server)
@@ -275,12 +292,12 @@ def test_a_newcomer_adapts_without_training_anew(tmp_path: Path) -> None:
     for user in (14, 15):
         found = new[f"n{user}"].recommender().recommend(f"u{user}", k=1)
         assert found["item"].to_list() == [f"i{user}"]
-    assert not any(Update.decode(content).tensors for _, content in transport.sent)
+    assert not any(UpdateMessage.decode(content).tensors for _, content in transport.sent)
     assert finished(server) == before
 
 
 def test_a_history_is_mapped_on_the_device(tmp_path: Path) -> None:
-    agreement = pact_of("fedmf", 30)
+    agreement = agreement_of("fedmf", 30)
     Node.create(tmp_path / "d", agreement, catalogue(30), np.array([0]))
     with pytest.raises(RunError, match="holds no history yet"):
         Node(tmp_path / "d")
@@ -299,7 +316,7 @@ def test_a_history_is_mapped_on_the_device(tmp_path: Path) -> None:
 
 def test_what_a_device_keeps_is_its_owners_alone(tmp_path: Path) -> None:
     data = histories(2)
-    server, nodes = make_fleet(tmp_path, pact_of("pfedrec", 30), data, [[0], [1]])
+    server, nodes = make_fleet(tmp_path, agreement_of("pfedrec", 30), data, [[0], [1]])
     coordinator_of(server, nodes, LocalTransport(nodes)).run()
     for file in ("state.safetensors", "history.parquet"):
         assert (tmp_path / "n0" / file).stat().st_mode & 0o077 == 0
@@ -313,7 +330,7 @@ def test_only_methods_whose_uploads_add_up_can_be_deployed() -> None:
 
 def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> None:
     data, clock = histories(8), Clock()
-    agreement = pact_of("fedmf", 30, settings={"participation": 0.25})
+    agreement = agreement_of("fedmf", 30, settings={"participation": 0.25})
     server, nodes = make_fleet(tmp_path, agreement, data, [[u] for u in range(8)])
 
     class Half(LocalTransport):
@@ -331,7 +348,7 @@ def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> Non
 
 
 def test_users_of_a_silo_keep_their_numbers(tmp_path: Path) -> None:
-    Node.create(tmp_path / "s", pact_of("fedmf", 30), catalogue(30), np.array([4, 7]))
+    Node.create(tmp_path / "s", agreement_of("fedmf", 30), catalogue(30), np.array([4, 7]))
     Node.take_history(tmp_path / "s", {"user": ["a", "b"], "item": ["i1", "i2"]})
     Node.take_history(tmp_path / "s", {"user": ["b", "a", "b"], "item": ["i3", "i1", "i4"]})
     node = Node(tmp_path / "s")
@@ -342,6 +359,6 @@ def test_users_of_a_silo_keep_their_numbers(tmp_path: Path) -> None:
 
 
 def test_another_catalogue_is_refused(tmp_path: Path) -> None:
-    Node.create(tmp_path / "d", pact_of("fedmf", 30), catalogue(30).reverse(), np.array([0]))
+    Node.create(tmp_path / "d", agreement_of("fedmf", 30), catalogue(30).reverse(), np.array([0]))
     with pytest.raises(RunError, match="is not the catalogue that was agreed on"):
         Node.take_history(tmp_path / "d", {"item": ["i3"]}, user=None)

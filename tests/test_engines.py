@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from fedmosaic.engines.devices import Place
 
 from fedmosaic.algorithm.parameters import Axis
 from fedmosaic.core.ragged import Ragged
-from fedmosaic.engines import devices
-from fedmosaic.engines.fused import linear as kernel
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.engines.engine import ENGINES, holding_of
+from fedmosaic.engines.state import DeviceStore, Kept, Piece, Place, read, store
 from fedmosaic.methods import registry
 from fedmosaic.testing import check_engines, toy_training_set
 
@@ -19,9 +17,10 @@ from fedmosaic.testing import check_engines, toy_training_set
 @pytest.mark.parametrize("batch_size", [7, 16, 1024])
 @pytest.mark.parametrize("name", ["mf", "ncf"])
 def test_engine_law_of_central_methods(name: str, batch_size: int) -> None:
+    pytest.importorskip("torch")
     given = {"dim": 4, "batch_size": batch_size, "local_epochs": 2, "decay": 0.01, "negatives": 3}
     federation = registry.entry(name).build(given)
-    assert kernel.unfit(federation.algorithm, toy_training_set().pooled()) == ""
+    assert ENGINES["fused"].refuses(federation.algorithm, holding_of(toy_training_set().pooled())) == ""
     check_engines(federation)
 
 
@@ -30,19 +29,26 @@ def test_a_store_with_decay_is_a_dense_table_that_decays() -> None:
     rng, clients, items = np.random.default_rng(0), 6, 9
     first = rng.standard_normal((items, 2)).astype(np.float32)
     dense = np.tile(first.astype(np.float64), (clients, 1, 1))
-    state: dict[str, Any] = {}
     every = Ragged.from_rows([list(range(items))] * clients)
-    whole = Place(np.arange(clients), Ragged.from_rows([[c] for c in range(clients)]), every, items)
+    data, held = TrainingSet(every, every, items), DeviceStore()
+    whole = Place(np.arange(clients), data.members(np.arange(clients)), every, items)
     for _ in range(12):
         cohort = np.sort(rng.choice(clients, 4, replace=False))
         factor = (10.0 ** -rng.uniform(2, 5, cohort.size)).astype(np.float32)
         touched = Ragged.from_rows([sorted(rng.choice(items, 3, replace=False)) for _ in cohort])
-        place = Place(cohort, Ragged.from_rows([[c] for c in cohort]), touched, items)
+        place = Place(cohort, data.members(cohort), touched, items)
         values = rng.standard_normal((touched.values.size, 2)).astype(np.float32)
         dense[cohort] *= factor[:, None, None]
         dense[cohort[touched.rows], touched.values] = values
-        held = {"own": [(Axis.ITEM, place, values)], "own.scale": [(Axis.WHOLE, place, factor)]}
-        devices.write(state, held, clients, clients)
-        found = devices.read(state, "own", Axis.ITEM, whole, np.tile(first, (clients, 1)))
+        before = held.rows("own")
+        kept = None if before is None else (before.keys.copy(), before.values.copy())
+        held = store(held, [Kept({"own": Piece(Axis.ITEM, place, values, factor)})], data)
+        if before is not None and kept is not None:  # arrays are replaced, never changed in place
+            assert np.array_equal(before.keys, kept[0])
+            assert np.array_equal(before.values, kept[1])
+        found = read(held.rows("own"), Axis.ITEM, whole, np.tile(first, (clients, 1)))
         np.testing.assert_allclose(found.reshape(dense.shape), dense, rtol=2e-5, atol=1e-30)
-    assert (state["own.scale"][:, 0] > 1e-12).all()
+    rows = held.rows("own")
+    assert rows is not None
+    assert rows.scale is not None
+    assert (rows.scale[:, 0] > 1e-12).all()

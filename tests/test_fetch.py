@@ -130,7 +130,7 @@ def test_download_retries_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == fetch.TRIES
 
     def missing(request: Any, timeout: float) -> Any:
-        raise urllib.error.HTTPError(request.full_url, 404, "Not Located", Message(), None)
+        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
 
     monkeypatch.setattr("urllib.request.urlopen", missing)
     with pytest.raises(FetchError, match="answered 404"):
@@ -192,6 +192,7 @@ def test_unknown_set_suggests_the_nearest() -> None:
         load("ml100k")
 
 
+@pytest.mark.slow
 def test_counts_of_every_set_are_the_papers(real_data: Path) -> None:
     from fedmosaic.data.sources import SOURCES
 

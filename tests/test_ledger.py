@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 
 from fedmosaic.core.errors import RunError
 from fedmosaic.report.curves import validation_curve
@@ -15,7 +17,7 @@ from fedmosaic.reproduce.card import MANY, NAMES, Card, Claim, Results, card_tab
 from fedmosaic.reproduce.draw_curves import draw_learning
 from fedmosaic.reproduce.draw_rows import draw_tsne
 from fedmosaic.reproduce.shelf import CARDS
-from fedmosaic.runs.ledger import Ledger, Record
+from fedmosaic.runs.ledger import Ledger, Record, modernise
 from fedmosaic.runs.run_folder import RunFolder
 from fedmosaic.runs.settings import Settings
 from fedmosaic.runs.study import run_study
@@ -111,6 +113,42 @@ def test_a_book_is_written_from_the_ledger_alone(
     assert "still to be made" in text  # the references' runs
 
 
+def test_every_planned_run_stands_in_the_published_ledger() -> None:
+    planned = {s.key() for card in CARDS.values() for s in card.plan(MANY, False)}
+    assert planned == set(Ledger.read(DOCS / "ledger.jsonl").records)
+
+
+def test_the_published_ledger_speaks_of_settings_by_their_names_of_today() -> None:
+    found = modernise(DOCS / "ledger.jsonl")
+    assert (found["renamed"], found["rekeyed"]) == (0, 0), "run: fedmosaic ledger docs/ledger.jsonl --write"
+
+
+def test_old_names_are_mapped_and_results_stay_as_they_are(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """Old names, a setting that has gone, a default that was written out: today's names, and today's keys."""
+    old = {  # what it becomes -> what was written
+        ("fedmf", "user_rate", 0.2): {"score_rate": 0.2},
+        ("fedncf", "item_factor", 2.0): {"rate": 0.5, "item_factor": 4.0},  # which the rate multiplied
+        ("fedrap", "noise_multiplier", 2.0): {"noise": 2.0, "clip": 0.1, "table_rate": 3.0},
+        ("fedmf-plgc", "decorrelation", 0.5): {"weight": 0.5, "trace_rows": "positives"},
+    }
+    one = next(iter(Ledger.read(made[1]).records.values()))
+    path = tmp_path / "ledger.jsonl"
+    for number, ((method, _, _), given) in enumerate(old.items()):
+        settings = {"method": method, "dataset": "ml-100k", "method_settings": given}
+        Ledger.read(path).add(replace(one, key=f"old{number}", settings=settings))
+    before = path.read_bytes()
+    assert run_command("ledger", str(path)).out.splitlines()[-1] == "4 of 4 records would change names, 4 a key"
+    assert path.read_bytes() == before, "it was written without being asked"
+    assert json.loads(run_command("ledger", str(path), "--write", "--json").out)["renamed"] == 4
+    found = {r.settings["method"]: r for r in Ledger.read(path).records.values()}
+    for method, name, value in old:
+        record = found[method]
+        assert record.settings["method_settings"][name] == pytest.approx(value)
+        assert record.key == Settings.make(method, "ml-100k", record.settings["method_settings"]).key()
+        assert (record.summary, record.curve, record.made, record.data) == (one.summary, one.curve, one.made, one.data)
+    assert modernise(path) == {"total": 4, "renamed": 0, "rekeyed": 0, "records": []}
+
+
 def test_the_published_tables_are_those_of_the_published_ledger(tmp_path: Path) -> None:
     results = Results(tmp_path, MANY, False, ledger=Ledger.read(DOCS / "ledger.jsonl"))
     assert missing_tables([c for c in CARDS.values() if not c.counts], results) == [], WRITE_AGAIN
@@ -134,6 +172,7 @@ def test_numbers_that_other_pages_repeat_are_those_of_the_ledger(tmp_path: Path)
             assert f"| {found.mean[0]:.2f} / {found.mean[1]:.2f} |" in line, (start, pool)
 
 
+@pytest.mark.slow
 def test_the_published_counts_are_those_of_the_data(tmp_path: Path, real_data: Path) -> None:
     results = Results(tmp_path, MANY, False, data_dir=real_data)
     assert missing_tables([c for c in CARDS.values() if c.counts], results) == [], WRITE_AGAIN

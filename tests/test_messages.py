@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleets import (
-    LocalGrid,
-    coordinator_of,
-    finished,
-    histories,
-    make_fleet,
-    pact_of,
-)
+from fleets import LocalGrid, agreement_of, coordinator_of, finished, held, histories, make_fleet
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import save
 
@@ -24,7 +17,7 @@ from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.files import digest_of, unpack
 from fedmosaic.deploy.flower import FlowerTransport
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.protocol import Refused, Rules, Task, Update
+from fedmosaic.deploy.protocol import Refused, Rules, TaskMessage, UpdateMessage
 from fedmosaic.testing import Clock, LocalTransport
 
 
@@ -57,12 +50,12 @@ from fedmosaic.testing import Clock, LocalTransport
 )
 def test_bad_uploads_are_refused_and_the_round_goes_on(reason: str, change: dict[str, Any], tmp_path: Path) -> None:
     data = histories(3)
-    agreement = pact_of("fedmf", 30, largest_norm=50.0, deadline=5.0)
+    agreement = agreement_of("fedmf", 30, largest_norm=50.0, deadline=5.0)
     server, nodes = make_fleet(tmp_path, agreement, data, [[u] for u in range(3)])
 
     class Bad:
         def answer(self, content: bytes) -> bytes:
-            return replace(Update.decode(nodes["n0"].answer(content)), **change).encode()
+            return replace(UpdateMessage.decode(nodes["n0"].answer(content)), **change).encode()
 
     clock = Clock()
     transport = LocalTransport({**nodes, "n0": Bad()})
@@ -85,22 +78,22 @@ def test_bad_uploads_are_refused_and_the_round_goes_on(reason: str, change: dict
     ],
 )
 def test_rows_are_checked(reason: str, rows: list[float]) -> None:
-    agreement = pact_of("fedmf", 30, support="touched")
+    agreement = agreement_of("fedmf", 30, support="touched")
     rules = Rules(agreement.build().algorithm, 30, row_quota=2)
     at = np.array(rows) if reason == "dtype" else np.array(rows, dtype=np.int32)
     tensors = {"item": np.ones((len(rows), 4), np.float32), "item.rows": at}
     with pytest.raises(Refused) as caught:
-        rules.open_sum(Update(agreement.digest(), 1, "", "done", 0, clients=1, loss=0.1, tensors=tensors), {})
+        rules.open_sum(UpdateMessage(agreement.digest(), 1, "", "done", 0, clients=1, loss=0.1, tensors=tensors), {})
     assert caught.value.reason == reason
 
 
 def test_no_mutant_of_a_message_gets_through(tmp_path: Path) -> None:
     data = histories(2)
-    server, nodes = make_fleet(tmp_path, pact_of("pfedrec", 30), data, [[0], [1]])
+    server, nodes = make_fleet(tmp_path, agreement_of("pfedrec", 30), data, [[0], [1]])
     transport = LocalTransport(nodes)
     coordinator_of(server, nodes, transport).round()
     rng = np.random.default_rng(0)
-    for whole, decode in ((transport.sent[0][1], Update.decode), (transport.received[0][1], Task.decode)):
+    for whole, decode in ((transport.sent[0][1], UpdateMessage.decode), (transport.received[0][1], TaskMessage.decode)):
         for _ in range(1500):
             content = bytearray(whole)
             kind = rng.integers(4)
@@ -127,7 +120,7 @@ def test_support_decides_bytes_not_results(support: Any, method: str, tmp_path: 
     data = histories(4, 400)
     ends, sizes = [], []
     for name in ("dense", support):
-        agreement = pact_of(method, 400, support=name)
+        agreement = agreement_of(method, 400, support=name)
         server, nodes = make_fleet(tmp_path / name, agreement, data, [[u] for u in range(4)])
         one = coordinator_of(server, nodes, LocalTransport(nodes))
         lines = [one.round() for _ in range(3)]
@@ -138,17 +131,17 @@ def test_support_decides_bytes_not_results(support: Any, method: str, tmp_path: 
     assert ends[0] == ends[1]
     assert sizes[1] < sizes[0]
     if support == "padded":
-        assert {u.size for u in (n.state["answer/item.rows"] for n in nodes.values())} == {64}
+        assert {u.size for u in (n.answered["item.rows"] for n in nodes.values())} == {64}
 
 
 def test_rows_in_clear_are_refused_beside_noise() -> None:
     with pytest.raises(SettingsError, match="support=touched shows which rows a client trained"):
-        pact_of("pfedrec", 30, support="touched", settings={"noise": 0.1}).build()
+        agreement_of("pfedrec", 30, support="touched", settings={"noise": 0.1}).build()
 
 
 def test_a_node_that_lost_its_state_asks_for_everything(tmp_path: Path) -> None:
     data = histories(4, 400)
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 400), data, [[u] for u in range(4)])
+    server, nodes = make_fleet(tmp_path, agreement_of("fedmf", 400), data, [[u] for u in range(4)])
     transport = LocalTransport(nodes)
     one = coordinator_of(server, nodes, transport)
     one.round()
@@ -157,7 +150,7 @@ def test_a_node_that_lost_its_state_asks_for_everything(tmp_path: Path) -> None:
     transport.members["n0"] = Node(tmp_path / "n0")
     line = one.round()
     assert (line["clients"], line["refused"]) == (4, 0)
-    asked = [Task.decode(content) for name, content in transport.received if name == "n0"]
+    asked = [TaskMessage.decode(content) for name, content in transport.received if name == "n0"]
     assert [task.base for task in asked] == [-1, 0, 1, -1]
 
 
@@ -171,37 +164,37 @@ def repacked(content: bytes, header: Any, text: str | None = None) -> bytes:
 
 def test_hostile_headers_are_refused_whatever_their_digest_says(tmp_path: Path) -> None:
     data = histories(2)
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30), data, [[0], [1]])
+    server, nodes = make_fleet(tmp_path, agreement_of("fedmf", 30), data, [[0], [1]])
     transport = LocalTransport(nodes)
     coordinator_of(server, nodes, transport).round()
     sent = transport.sent[0][1]
     _, good = unpack(sent, "test")
-    assert Update.decode(repacked(sent, good)).clients == 1
+    assert UpdateMessage.decode(repacked(sent, good)).clients == 1
     for name in good:
         odd: list[Any] = [None, [], {"a": 1}, "x", 1.5, True, 10**30, -1, float("nan")]
         for value in odd:
             hostile = repacked(sent, {**good, name: value})
             try:
-                update = Update.decode(hostile)
-                Rules(pact_of("fedmf", 30).build().algorithm, 30).open_sum(update, {})
+                update = UpdateMessage.decode(hostile)
+                Rules(agreement_of("fedmf", 30).build().algorithm, 30).open_sum(update, {})
             except Refused:
                 pass
     headers: list[Any] = [[], [1], "x", 3, None, {}]
     for header in headers:
         with pytest.raises(Refused):
-            Update.decode(repacked(sent, header))
+            UpdateMessage.decode(repacked(sent, header))
     for text in ("", "[" * 100_000, "9" * 5000, "{"):
         with pytest.raises(Refused):
-            Update.decode(repacked(sent, None, text))
+            UpdateMessage.decode(repacked(sent, None, text))
 
 
 def test_sums_at_the_edge_of_64_bits_are_refused() -> None:
-    agreement = pact_of("fedmf", 30)
+    agreement = agreement_of("fedmf", 30)
     rules = Rules(agreement.build().algorithm, 30)
     for value in (-(2**63), 2**63 - 1, 2**55):
         table = np.zeros((30, 4), np.int64)
         table[3, 2] = value
-        update = Update(agreement.digest(), 1, "", "done", 0, clients=100_000, loss=0.1, tensors={"item": table})
+        update = UpdateMessage(agreement.digest(), 1, "", "done", 0, clients=100_000, loss=0.1, tensors={"item": table})
         with pytest.raises(Refused) as caught:
             rules.open_sum(update, {})
         assert caught.value.reason == "finite"
@@ -225,27 +218,27 @@ def test_sums_at_the_edge_of_64_bits_are_refused() -> None:
 )
 def test_a_bad_task_is_answered_and_changes_nothing(change: dict[str, Any], tmp_path: Path) -> None:
     data = histories(2)
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30), data, [[0], [1]])
+    server, nodes = make_fleet(tmp_path, agreement_of("fedmf", 30), data, [[0], [1]])
     transport = LocalTransport(nodes)
     one = coordinator_of(server, nodes, transport)
     one.round()
-    before = {k: v.tobytes() for k, v in nodes["n0"].state.items()}
-    good = Task.decode(transport.received[0][1])
-    update = Update.decode(nodes["n0"].answer(replace(good, round=9, **change).encode()))
+    before = held(nodes["n0"])
+    good = TaskMessage.decode(transport.received[0][1])
+    update = UpdateMessage.decode(nodes["n0"].answer(replace(good, round=9, **change).encode()))
     assert update.status in ("failed", "resync")
-    assert {k: v.tobytes() for k, v in nodes["n0"].state.items()} == before
+    assert held(nodes["n0"]) == before
     assert one.round()["clients"] == 2
-    assert Update.decode(nodes["n0"].answer(b"nonsense")).status == "failed"
+    assert UpdateMessage.decode(nodes["n0"].answer(b"nonsense")).status == "failed"
 
 
 def test_a_node_that_always_asks_for_everything_is_refused(tmp_path: Path) -> None:
     data, clock = histories(2), Clock()
-    server, nodes = make_fleet(tmp_path, pact_of("fedmf", 30), data, [[0], [1]])
+    server, nodes = make_fleet(tmp_path, agreement_of("fedmf", 30), data, [[0], [1]])
 
     class Greedy:
         def answer(self, content: bytes) -> bytes:
-            task = Task.decode(content)
-            return Update(task.federation, task.round, task.attempt, "resync", -1).encode()
+            task = TaskMessage.decode(content)
+            return UpdateMessage(task.federation, task.round, task.attempt, "resync", -1).encode()
 
     transport = LocalTransport({**nodes, "n0": Greedy()})
     line = coordinator_of(server, nodes, transport, clock=clock, sleep=clock.sleep).round()

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from commands import run_command
 
-from fedmosaic.cli.main import app
 from fedmosaic.core.errors import RunError, SettingsError, UnknownNameError
-from fedmosaic.methods.registry import ZOO
+from fedmosaic.methods import registry
 from fedmosaic.report import figures
 from fedmosaic.report.page import write_page
 from fedmosaic.runs.run import default_place, start
+from fedmosaic.runs.run_folder import RunFolder
 from fedmosaic.runs.settings import Settings, presets, read_config
 from fedmosaic.runs.trackers import export
 from fedmosaic.runs.tune import Search, default_space, parse_space, tune, write_preset
@@ -104,8 +104,7 @@ def test_the_page_refuses_what_is_not_finished(tmp_path: Path, runs: list[Path])
     (tmp_path / "cut" / "summary.json").unlink()
     with pytest.raises(RunError, match="not finished"):
         write_page([tmp_path / "cut"], tmp_path / "report.html")
-    result = CliRunner().invoke(app, ["report", str(runs[0]), "-o", str(tmp_path / "r.html"), "-q"])
-    assert "MB" in result.stdout
+    assert "MB" in run_command("report", str(runs[0]), "-o", str(tmp_path / "r.html"), "-q").out
 
 
 def test_runs_keep_their_names_and_groups_apart(tmp_path: Path) -> None:
@@ -130,17 +129,17 @@ def test_runs_keep_their_names_and_groups_apart(tmp_path: Path) -> None:
 
 
 def test_every_method_has_a_space_or_nothing_to_tune() -> None:
-    for name in ZOO:
-        for key, choice in default_space(name).items():
+    for entry in registry.entries():
+        for key, choice in default_space(entry.name).items():
             assert isinstance(choice, tuple)
-            assert 0 < choice[0] < choice[1], (name, key)
-            ZOO[name].build({key: choice[0]})
-            ZOO[name].build({key: choice[1]})
+            assert 0 < choice[0] < choice[1], (entry.name, key)
+            entry.build({key: choice[0]})
+            entry.build({key: choice[1]})
 
 
 def test_a_search_continues_and_its_preset_runs(tmp_path: Path) -> None:
     settings = Settings.make("fedmf", "synthetic", {k: v for k, v in SMALL.items() if k != "item_rate"})
-    space = parse_space(["score_rate=0.01:1", "item_rate=0.5:20"])
+    space = parse_space(["user_rate=0.01:1", "item_rate=0.5:20"])
     told: list[int] = []
 
     def tell(done: int, total: int, best: float) -> None:
@@ -169,24 +168,22 @@ def test_shipped_presets_name_their_command_and_build() -> None:
     for name, text in known.items():
         assert re.match(r"# found by: fedmosaic tune \S+ \S+", text), name
         read_config(name).build()
-    listed = CliRunner().invoke(app, ["list", "presets", "--json"], catch_exceptions=False)
-    assert [row["preset"] for row in json.loads(listed.stdout)] == list(known)
+    listed = json.loads(run_command("list", "presets", "--json").out)
+    assert [row["preset"] for row in listed] == list(known)
     with pytest.raises(UnknownNameError, match=next(iter(known))):
         read_config("nothing")
 
 
 def _metrics(place: Path) -> list[dict[str, Any]]:
-    from fedmosaic.runs.run_folder import RunFolder
-
     return RunFolder(place).metrics()
 
 
 def test_settings_that_diverge_lose_and_bad_spaces_are_refused(tmp_path: Path) -> None:
     settings = Settings.make("fedmf", "synthetic", SMALL)
-    space = {"score_rate": (1e30, 1e32)}
+    space = {"user_rate": (1e30, 1e32)}
     found = tune(Search(settings, 2, space), tmp_path / "tune.log")
     assert (found.pruned, found.settings) == (1, settings)  # the settings as given won
-    broken = Settings.make("fedmf", "synthetic", {**SMALL, "score_rate": 1e31})
+    broken = Settings.make("fedmf", "synthetic", {**SMALL, "user_rate": 1e31})
     with pytest.raises(RunError, match="diverge"):
         tune(Search(broken, 2, space), tmp_path / "tune.log")
     with pytest.raises(SettingsError, match="dim"):
@@ -207,7 +204,7 @@ def test_settings_that_diverge_lose_and_bad_spaces_are_refused(tmp_path: Path) -
         tune(Search(Settings.make("popularity", "synthetic", {}), 1, {}), tmp_path / "tune.log")
     last_out = Settings.make("fedmf", "synthetic", {**SMALL, "split": "last-out"})
     with pytest.raises(SettingsError, match="validation"):
-        tune(Search(last_out, 1, {"score_rate": (0.1, 1.0)}), tmp_path / "tune.log")
+        tune(Search(last_out, 1, {"user_rate": (0.1, 1.0)}), tmp_path / "tune.log")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -243,10 +240,11 @@ def test_a_run_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("tensorboard")
     monkeypatch.chdir(tmp_path)
     words = ["run", "fedmf", "synthetic", *(f"{k}={v}" for k, v in SMALL.items()), "-q", "--out", "here"]
-    CliRunner().invoke(app, [*words, "--track", "tensorboard"], catch_exceptions=False)
+    assert run_command(*words, "--track", "tensorboard").code == 0
     assert len(list(tmp_path.glob("tracked/here-*/events*"))) == 1
-    with pytest.raises(UnknownNameError, match="wandb"):
-        CliRunner().invoke(app, [*words, "--track", "paper"], catch_exceptions=False)
+    refused = run_command(*words, "--track", "paper")
+    assert refused.code == 2
+    assert "wandb" in refused.err
 
 
 @pytest.mark.filterwarnings("ignore")

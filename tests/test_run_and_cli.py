@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from commands import Done, run_command
 from pydantic import create_model
 
 from fedmosaic import FederatedRecommender, Interactions, leave_one_out
-from fedmosaic.core.errors import RunError, SettingsError, UnknownNameError
+from fedmosaic.core.errors import ForeignError, RunError, SettingsError, UnknownNameError
 from fedmosaic.core.files import load_tensors, save_tensors
 from fedmosaic.methods import registry
 from fedmosaic.runs.run import load_ranks, resume, start
@@ -31,23 +32,18 @@ SHOP = ["customer,sku,bought"] + [
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of a shop, beside which commands are given."""
     path = tmp_path / "shop.csv"
     path.write_text("\n".join(SHOP))
+    monkeypatch.chdir(tmp_path)
     return path
 
 
-def fedmosaic(*words: str, cwd: Path, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedmosaic", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | env,
-    )
-    if check:
-        assert done.returncode == 0, done.stderr
+def fedmosaic(*words: str) -> Done:
+    """A command that succeeds."""
+    done = run_command(*words)
+    assert done.code == 0, done.err
     return done
 
 
@@ -63,26 +59,26 @@ def test_unknown_shop_in_three_lines_of_python(shop: Path) -> None:
 
 def test_unknown_shop_in_two_commands(shop: Path) -> None:
     words = ("user=customer", "item=sku", "time=bought", "lam=5")
-    out = fedmosaic("run", "ease", "shop.csv", *words, "--out", "r", "--json", cwd=shop.parent).stdout
+    out = fedmosaic("run", "ease", "shop.csv", *words, "--out", "r", "--json").out
     summary = json.loads(out)
     assert {"method", "dataset", "pool", "seed", "rounds", "best_round", "validation", "test", "cost", "run"} <= set(
         summary
     )
     assert set(summary["test"]) >= {"sampled", "full"}
     assert set(summary["cost"]) == {"seconds", "cpu_seconds", "peak_mb", "bytes_up", "bytes_down"}
-    lists = json.loads(fedmosaic("recommend", "r", "--user", "c3", "-k", "4", "--json", cwd=shop.parent).stdout)
+    lists = json.loads(fedmosaic("recommend", "r", "--user", "c3", "-k", "4", "--json").out)
     assert [r["rank"] for r in lists] == [1, 2, 3, 4]
 
 
 def test_config_file_repeats_the_run(shop: Path) -> None:
     words = ("user=customer", "item=sku", "time=bought", "--rounds", "3", "--seed", "5", "dim=4")
-    first = json.loads(fedmosaic("run", "ials", "shop.csv", *words, "--out", "a", "--json", cwd=shop.parent).stdout)
-    again = json.loads(fedmosaic("run", "--config", "a/config.toml", "--out", "b", "--json", cwd=shop.parent).stdout)
+    first = json.loads(fedmosaic("run", "ials", "shop.csv", *words, "--out", "a", "--json").out)
+    again = json.loads(fedmosaic("run", "--config", "a/config.toml", "--out", "b", "--json").out)
     assert first["test"] == again["test"]
     assert (shop.parent / "a/config.toml").read_text() == (shop.parent / "b/config.toml").read_text()
-    other = fedmosaic("run", "--config", "a/config.toml", "seed=6", "--out", "a", cwd=shop.parent, check=False)
-    assert other.returncode == 1
-    assert "holds a run with other settings" in other.stderr
+    other = run_command("run", "--config", "a/config.toml", "seed=6", "--out", "a")
+    assert other.code == 1
+    assert "holds a run with other settings" in other.err
 
 
 @pytest.mark.parametrize(
@@ -107,10 +103,10 @@ def test_config_file_repeats_the_run(shop: Path) -> None:
     ],
 )
 def test_wrong_requests_are_told_in_a_line(shop: Path, words: tuple[str, ...], code: int, said: str) -> None:
-    done = fedmosaic(*words, cwd=shop.parent, check=False)
-    assert done.returncode == code
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    done = run_command(*words)
+    assert done.code == code
+    assert said in done.err
+    assert "Traceback" not in done.err
     assert not (shop.parent / "runs").exists()
 
 
@@ -127,18 +123,18 @@ def test_wrong_requests_are_told_in_a_line(shop: Path, words: tuple[str, ...], c
     ],
 )
 def test_every_listing_has_a_table_and_json(shop: Path, words: tuple[str, ...]) -> None:
-    assert fedmosaic(*words, cwd=shop.parent).stdout.count("\n") > 3
-    json.loads(fedmosaic(*words, "--json", cwd=shop.parent).stdout)
+    assert fedmosaic(*words).out.count("\n") > 3
+    json.loads(fedmosaic(*words, "--json").out)
 
 
 def test_tables_show_protocol_references_and_folder(shop: Path) -> None:
-    done = fedmosaic("run", "ease", "shop.csv", "user=customer", "item=sku", "--out", "r", cwd=shop.parent)
+    done = fedmosaic("run", "ease", "shop.csv", "user=customer", "item=sku", "--out", "r")
     for word in ("chance", "popularity", "ease", "pool strict", "run folder: r", "95 % interval", "bytes up"):
-        assert word in done.stdout
-    assert fedmosaic("show", "r", cwd=shop.parent).stdout == done.stdout
-    unknown = fedmosaic("recommend", "r", "--user", "nobody", "-k", "2", cwd=shop.parent)
-    assert "note: unknown users get the most popular items: nobody" in unknown.stderr
-    assert unknown.stdout.count("p") > 1
+        assert word in done.out
+    assert fedmosaic("show", "r").out == done.out
+    unknown = fedmosaic("recommend", "r", "--user", "nobody", "-k", "2")
+    assert "note: unknown users get the most popular items: nobody" in unknown.err
+    assert unknown.out.count("p") > 1
 
 
 # --- run folder -------------------------------------------------------------------------------------------------
@@ -180,7 +176,7 @@ def test_resume_after_every_round_gives_the_same_bytes(shop: Path, tmp_path: Pat
 
         place = tmp_path / f"cut{last}"
         with pytest.raises(StopError):
-            start(settings, place, progress=stop, checkpoint_seconds=0)
+            start(settings, place, on_round=stop, checkpoint_seconds=0)
         assert not RunFolder.open(place).finished
         with pytest.raises(RunError, match="not finished"):
             RunFolder.open(place).summary()
@@ -188,18 +184,50 @@ def test_resume_after_every_round_gives_the_same_bytes(shop: Path, tmp_path: Pat
         assert fingerprint(place) == expected
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_then_resume(shop: Path, tmp_path: Path) -> None:
-    settings = shop_settings(shop, rounds=40)
+    settings = shop_settings(shop, rounds=400)
     start(settings, tmp_path / "whole")
     config = tmp_path / "whole" / "config.toml"
     command = ["run", "--config", str(config), "--out", str(tmp_path / "cut"), "--quiet"]
-    process = subprocess.Popen([sys.executable, "-m", "fedmosaic", *command], cwd=shop.parent)
-    while not (tmp_path / "cut" / "metrics.jsonl").exists():
-        time.sleep(0.005)
+    process = subprocess.Popen([sys.executable, "-m", "fedmosaic", *command])
+    wait_for(tmp_path / "cut" / "metrics.jsonl", process)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    assert not RunFolder.open(tmp_path / "cut").finished
     resume(tmp_path / "cut")
     assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
+
+
+def test_the_command_is_a_program(shop: Path, tmp_path: Path) -> None:
+    """The same words to `python -m fedmosaic`, in a process: the same output, the same codes; Ctrl-C is told."""
+
+    def program(*words: str) -> subprocess.Popen[str]:
+        line = [sys.executable, "-m", "fedmosaic", *words]
+        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    wrong = program("run", "eese", "ml-100k")
+    words = ("user=customer", "item=sku", "rounds=1000000", "--out", "long", "--quiet")
+    interrupted = program("run", "ials", "shop.csv", *words)
+    try:
+        assert wrong.communicate(timeout=300)[1] == run_command("run", "eese", "ml-100k").err
+        assert wrong.returncode == 2
+        wait_for(tmp_path / "long" / "metrics.jsonl", interrupted)
+        interrupted.send_signal(signal.SIGINT)
+        assert interrupted.communicate(timeout=300)[1] == "interrupted\n"
+        assert interrupted.returncode == 1
+    finally:
+        interrupted.kill()
+        interrupted.wait()
+
+
+def wait_for(path: Path, process: subprocess.Popen[Any]) -> None:
+    """Until a running program has written a file, on a busy machine too."""
+    end = time.monotonic() + 300
+    while not path.exists():
+        assert process.poll() is None, "the program has ended"
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.005)
 
 
 def test_damaged_checkpoint_falls_back_to_the_previous(shop: Path, tmp_path: Path) -> None:
@@ -250,7 +278,7 @@ def test_a_default_that_changes_makes_another_run(monkeypatch: pytest.MonkeyPatc
     assert old == explicit, "the same run by default and by name has two addresses"
     entry = registry.entry("fedmf")
     wider = create_model("Wider", __base__=entry.settings, dim=(int, 64))
-    monkeypatch.setitem(registry.ZOO, "fedmf", replace(entry, settings=wider))
+    monkeypatch.setitem(registry._registered, "fedmf", replace(entry, settings=wider))
     assert before.key() != old
     assert Settings.make("fedmf", "ml-100k", {"dim": 32}).key() == explicit
 
@@ -268,6 +296,27 @@ def test_resume_refuses_other_data(shop: Path, tmp_path: Path) -> None:
     shop.write_text(shop.read_text().replace("c1,", "c9,", 3))
     with pytest.raises(RunError, match="begun on other data"):
         resume(tmp_path / "r")
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_name(shop: Path, tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("other", 1)):
+        start(shop_settings(shop, seed=seed), tmp_path / name)
+    for state in ("latest", "best"):
+        shutil.copy(*(tmp_path / run / "checkpoint" / f"{state}.safetensors" for run in ("other", "one")))
+    (tmp_path / "one" / "summary.json").unlink()
+    with pytest.raises(ForeignError, match=r"latest\.safetensors belongs to another run \(method ials"):
+        resume(tmp_path / "one")
+    with pytest.raises(ForeignError, match=r"best\.safetensors belongs to another run"):
+        RunFolder.open(tmp_path / "one").recommender()
+
+
+def test_a_run_that_lost_patience_stays_where_it_stopped(shop: Path, tmp_path: Path) -> None:
+    summary = start(shop_settings(shop, rounds=60, patience=2, select="full:ndcg@10"), tmp_path / "r")
+    assert summary["rounds"] == summary["best_round"] + 2 < 60
+    expected = fingerprint(tmp_path / "r")
+    (tmp_path / "r" / "summary.json").unlink()
+    resume(tmp_path / "r")
+    assert fingerprint(tmp_path / "r") == expected
 
 
 def test_folder_killed_at_birth_and_lost_best_are_survived(shop: Path, tmp_path: Path) -> None:

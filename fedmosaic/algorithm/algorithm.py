@@ -77,6 +77,10 @@ class Algorithm:
         frozen = [n for n in moved if self.roles[n] is Role.FROZEN]
         if frozen:
             raise SettingsError(f"phases move frozen parameters {sorted(frozen)}")
+        rules = {(name, move.rule) for move in self.moves for name in move.names}
+        twice = [name for name in moved if len({rule for n, rule in rules if n == name}) > 1]
+        if twice:
+            raise SettingsError(f"{sorted(twice)} move by two rules; a parameter has one, and one memory of it")
         for move in self.moves:
             kept = [n for n in move.names if move.rule.persistent and self.roles[n] is not Role.PRIVATE]
             if kept:

@@ -105,11 +105,11 @@ class SGD:
     persistent: bool = field(default=False, init=False)
 
     def memory(self, value: Array) -> tuple[Array, ...]:
-        """None."""
+        """SGD remembers nothing."""
         return ()
 
     def step(self, value: Array, gradient: Array, memory: tuple[Array, ...], rate: Rate) -> None:
-        """One step."""
+        """Move the parameter against its gradient."""
         if self.decay:
             gradient = gradient + np.float32(self.decay) * value
         if isinstance(rate, np.ndarray):
@@ -163,7 +163,7 @@ class Adagrad:
         return (np.zeros_like(value),)
 
     def step(self, value: Array, gradient: Array, memory: tuple[Array, ...], rate: Rate) -> None:
-        """One step."""
+        """Move the parameter against its gradient."""
         memory[0][:] += gradient * gradient
         value -= gradient / (np.sqrt(memory[0]) + np.float32(self.eps)) * rate
 

@@ -36,7 +36,7 @@ class Prepare(Protocol):
 
     @property
     def when(self) -> Literal["round", "epoch", "batch"]:
-        """At which moments."""
+        """At the beginning of which moments it is called."""
         ...
 
     @property

@@ -76,7 +76,7 @@ class RowMean:
 
 @dataclass(frozen=True)
 class Total:
-    """The sum itself."""
+    """The sum of all changes, not divided by anything."""
 
     each: ClassVar[bool] = False
     counts_senders: ClassVar[bool] = False
@@ -117,7 +117,7 @@ class Server:
 
     @property
     def reduction(self) -> Reduction:
-        """The reduction itself."""
+        """The reduction, found by its name where one was given."""
         assert not isinstance(self.reduce, str)
         return self.reduce
 

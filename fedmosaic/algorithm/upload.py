@@ -46,7 +46,7 @@ class Parcel:
 
     @property
     def clients(self) -> int:
-        """How many."""
+        """How many clients there are in it."""
         return self.members.size
 
 

@@ -117,7 +117,7 @@ class Model(Protocol):
     """A score function and the parameters it reads."""
 
     def specs(self) -> tuple[Spec, ...]:
-        """Its parameters."""
+        """The parameters it reads: names, axes, shapes, beginnings."""
         ...
 
     def score(self, view: View, items: Tensor) -> Tensor:

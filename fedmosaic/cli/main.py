@@ -42,7 +42,9 @@ def main() -> None:
     except FedmosaicError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, RequestError) else 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != 130:  # which is what Typer makes of Ctrl-C, in silence
+            raise
         print("interrupted", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:  # the reader of our output has gone, as in `fedmosaic ... | head`
@@ -259,7 +261,7 @@ def list_(
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """What there is."""
+    """What there is: methods, data sets, metrics, engines, cards, presets."""
     rows = _catalogue(kind)
     if as_json:
         print(json.dumps(rows))
@@ -325,7 +327,7 @@ def doctor(as_json: Json = False) -> None:
 
 @data_app.command("list")
 def data_list(as_json: Json = False) -> None:
-    """Named data sets."""
+    """Data sets that can be named."""
     list_("data", None, as_json)
 
 

@@ -51,7 +51,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Readable JSON, atomically."""
+    """Write readable JSON; a reader sees the old file or the new."""
     write_atomic(path, json.dumps(value, indent=1) + "\n")
 
 

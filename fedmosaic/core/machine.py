@@ -21,7 +21,7 @@ class Meter:
 
     @classmethod
     def now(cls) -> Meter:
-        """Read the clocks."""
+        """Read both clocks now."""
         times = os.times()
         return cls(time.perf_counter(), times.user + times.system)
 

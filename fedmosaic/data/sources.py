@@ -36,7 +36,7 @@ class Source:
     counts: tuple[int, int, int] | None = None
 
     def load(self, data_dir: Path | None = None, *, download: bool = True, **options: Any) -> Interactions:
-        """Find, read, filter."""
+        """Find the files, read them, and leave out users with too few rows."""
         if options:
             raise SettingsError(f"{self.name} is read as it is; it takes no {', '.join(options)}")
         return self.read(self.find(data_dir, download=download), min_user_rows=self.min_rows)
@@ -56,7 +56,7 @@ class OwnSource:
     counts: tuple[int, int, int] | None = None
 
     def load(self, data_dir: Path | None = None, *, download: bool = True, **options: Any) -> Interactions:
-        """Call the function."""
+        """Call the function that makes it."""
         return self.make(data_dir, **options)
 
 

@@ -58,7 +58,7 @@ class Vocab:
         return found
 
     def take(self, positions: npt.NDArray[np.integer]) -> pl.Series:
-        """Ids at positions."""
+        """The ids that stand at some positions."""
         return self.ids.gather(positions)
 
     def digests(self) -> keys.U64:

@@ -62,7 +62,7 @@ class Agreement(BaseModel):
         return replace(method, algorithm=replace(method.algorithm, upload=upload))
 
     def write(self, folder: Path) -> None:
-        """As federation.toml."""
+        """Write it as federation.toml into a folder."""
         write_atomic(folder / FILE, tomli_w.dumps(self.model_dump(exclude_none=True)))
 
     @classmethod

@@ -76,7 +76,7 @@ class RoundCount:
 
     @property
     def clients(self) -> int:
-        """Clients counted."""
+        """How many clients have been counted so far."""
         return 0 if self.total is None else self.total.clients
 
 
@@ -130,7 +130,7 @@ class Coordinator:
         return int(sum(n.size for n in self.roster.values()))
 
     def parameters(self) -> dict[str, Array]:
-        """What nodes receive."""
+        """The parameters that nodes receive, by name."""
         return dict(self.state.params)
 
     def run(self) -> None:

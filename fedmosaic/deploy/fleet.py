@@ -47,16 +47,16 @@ class Link:
 
     @property
     def host(self) -> str:
-        """Without the port."""
+        """The address without the port."""
         return self.address.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> str:
-        """As text."""
+        """The port, as text."""
         return self.address.rpartition(":")[2]
 
     def write(self, folder: Path) -> None:
-        """As link.toml."""
+        """Write it as link.toml into a folder."""
         write_atomic(folder / LINK, tomli_w.dumps(vars(self)))
 
     @classmethod
@@ -116,7 +116,7 @@ def _check_name(name: str, users: int) -> None:
 
 
 class ServerFolder:
-    """The server's folder."""
+    """The folder of a deployment's server, and who is admitted there."""
 
     def __init__(self, place: Path) -> None:
         self.place = place

@@ -78,7 +78,7 @@ async def _plain(send: Send, status: int, text: str) -> None:
 
 
 def run_gate(folder: Path, host: str, port: int, server: str) -> None:
-    """Listen until stopped."""
+    """Let nodes in until the process is stopped."""
     config = uvicorn.Config(
         Gate(server, folder / CA), host=host, port=port, log_level="warning", lifespan="off", server_header=False,
         limit_concurrency=AT_ONCE,

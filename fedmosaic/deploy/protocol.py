@@ -50,7 +50,7 @@ class Refused(FedmosaicError):  # noqa: N818  (what it is, rather than an error 
         self.detail = detail
 
     def line(self) -> dict[str, str]:
-        """For a log."""
+        """Reason and detail, as a line of a log has them."""
         return {"reason": self.reason, "detail": self.detail}
 
 
@@ -70,7 +70,7 @@ class TaskMessage:
     upload: bool = True  # else the node takes the parameters (a new one adapts to them) and sends nothing
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """The message as bytes."""
         return pack({**self.tensors, "clients": self.clients}, _header(self, "task"))
 
     @staticmethod
@@ -100,7 +100,7 @@ class UpdateMessage:
     tensors: Mapping[str, Array] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """The message as bytes."""
         return pack(self.tensors, _header(self, "update"))
 
     @staticmethod

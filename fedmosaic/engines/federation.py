@@ -34,6 +34,10 @@ class Federation:
     team: Team | None = None  # the processes that share the work; none: this one alone
     _engines: dict[tuple[str, Holding], Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def check_installed(self) -> None:
+        """Refuse an algorithm that no installed engine runs."""
+        self._engine("local", "everybody" if self.pooled else "user", self.algorithm)
+
     def start(self, data: TrainingSet, seed: int) -> FederationState:
         """Server and devices before round 1."""
         data = self._arranged(data)

@@ -240,12 +240,12 @@ class ServerState:
 
     @classmethod
     def first(cls, algorithm: Algorithm, n_items: int, seed: int) -> ServerState:
-        """Before round 1."""
+        """What the server holds before round 1."""
         params = {n: algorithm.specs[n].table(seed, n_items) for n in algorithm.received}
         return cls(params, {n: algorithm.server.memory(params[n]) for n in algorithm.sent})
 
     def pack(self) -> dict[str, Array]:
-        """As named arrays."""
+        """Parameters and memory as named arrays, for a file."""
         rules = {f"rule/{n}.{i}": part for n, parts in self.memory.items() for i, part in enumerate(parts)}
         return {f"server/{n}": v for n, v in self.params.items()} | rules
 

@@ -84,7 +84,11 @@ def evaluate(
     *,
     top_k: int = 10,
 ) -> Evaluation:
-    """Rank every held-out item of a part; see `Ranks` for the metrics and their handling of ties."""
+    """Rank every held-out item of a part; see `Ranks` for the metrics and their handling of ties.
+
+    scorer: what answers queries. split, part: what is held out. candidates: frozen lists for 1 + n ranking, if wanted.
+    top_k: length of the lists that are kept, for coverage and popularity bias.
+    """
     held_out, seen = split.held_out(part), split.seen(part)
     users = np.flatnonzero(held_out.lengths > 0)
     block = max(1, BLOCK_BYTES // (8 * max(split.n_items, 1)))

@@ -163,6 +163,8 @@ class Interval:
 def bootstrap(values: F64, *, level: float = 0.95, samples: int = 2000, seed: int = 0) -> Interval:
     """Percentile interval of the mean, resampling users.
 
+    values: one per user. level: coverage. samples: how many resamples. seed: draws them.
+
     >>> bootstrap(np.ones(10))
     Interval(mean=1.0, low=1.0, high=1.0)
     """

@@ -17,7 +17,7 @@ SMALL = 1e-4  # at or below it a number counts as zero, as in FedRAP's logs
 
 
 def singular_values(table: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Largest first."""
+    """Singular values of a table, largest first."""
     values: npt.NDArray[np.float64] = np.linalg.svd(np.asarray(table, dtype=np.float64), compute_uv=False)
     return values
 

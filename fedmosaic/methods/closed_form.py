@@ -60,6 +60,9 @@ class ClosedForm(MethodSettings, ABC):
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """One row per item; items with a high cosine are alike."""
 
+    def check_installed(self) -> None:
+        """Closed forms need nothing beyond the library."""
+
     def start(self, data: TrainingSet, seed: int) -> State:
         """State before round 1."""
         return self.init(data.n_items, seed)

@@ -24,7 +24,7 @@ class EASE(ClosedForm):
     lam: float = Field(default=500.0, gt=0, description="ridge penalty")
 
     def init(self, n_items: int, seed: int) -> State:
-        """Zero weights."""
+        """All weights zero; refused where the matrix would not fit."""
         if n_items > MAX_ITEMS:
             raise SettingsError(
                 f"EASE inverts an items x items matrix; {n_items:,} items would need "
@@ -37,7 +37,7 @@ class EASE(ClosedForm):
         return {"gram": gram(histories)}
 
     def apply(self, state: State, total: Statistics) -> State:
-        """One inversion (Cholesky)."""
+        """Invert the summed Gram matrix, by Cholesky."""
         from scipy import linalg
 
         g = total["gram"].copy()

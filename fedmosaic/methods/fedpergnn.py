@@ -31,7 +31,7 @@ from fedmosaic.algorithm.server import Server
 from fedmosaic.algorithm.upload import Upload
 from fedmosaic.algorithm.view import View
 from fedmosaic.core import keys
-from fedmosaic.core.extras import lazy_torch
+from fedmosaic.core.extras import lazy_torch, require_torch
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.batches import round_half_up
 from fedmosaic.data.training_set import TrainingSet
@@ -94,7 +94,7 @@ class GraphScorer:
         )
 
     def score(self, view: View, items: Tensor) -> Tensor:
-        """û · e_j."""
+        """û · e_j, one score per example."""
         return (view.rows("item", items) * self._user(view)).sum(-1)
 
     def _user(self, view: View) -> Tensor:
@@ -147,7 +147,7 @@ class FedPerGNN:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The devices' part."""
+        """What devices do: one gradient, clipped, hidden and noisy."""
         s = self.settings
         model = GraphScorer(s.dim, s.neighbours)
         layers = tuple(p.name for p in model.specs() if p.axis is Axis.WHOLE)
@@ -171,6 +171,10 @@ class FedPerGNN:
     def federation(self) -> Federation:
         """The rounds between expansions."""
         return federation(self.settings, self.algorithm)
+
+    def check_installed(self) -> None:
+        """Refuse it where PyTorch is not installed."""
+        require_torch("fedpergnn")
 
     def start(self, data: TrainingSet, seed: int) -> FederationState:
         """Nobody has neighbours yet."""
@@ -232,7 +236,7 @@ class FedPerGNN:
         return up, down - 4 * n_items * self.settings.neighbours * self.settings.dim
 
     def vectors(self, state: FederationState) -> npt.NDArray[np.floating]:
-        """Item rows."""
+        """The shared item rows."""
         table: npt.NDArray[np.floating] = state.server.params["item"]
         return table
 

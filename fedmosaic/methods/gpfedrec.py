@@ -24,7 +24,7 @@ from fedmosaic.algorithm.objective import bce
 from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec
 from fedmosaic.algorithm.view import Batch, Model, View
 from fedmosaic.core.errors import ForeignError
-from fedmosaic.core.extras import lazy_torch
+from fedmosaic.core.extras import lazy_torch, require_torch
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.batches import cohort_of
 from fedmosaic.data.training_set import TrainingSet
@@ -70,7 +70,7 @@ class GraphState:
 
     @property
     def n_items(self) -> int:
-        """Of the catalogue."""
+        """How many items the catalogue has."""
         return int(self.item.shape[0])
 
 
@@ -86,7 +86,7 @@ class Anchored:
         return (*self.host.specs(), Spec("anchor", Axis.ITEM, (self.dim,), Init("zero")))
 
     def score(self, view: View, items: Tensor) -> Tensor:
-        """The host's."""
+        """The host's score; anchors are not scored with."""
         return self.host.score(view, items)
 
 
@@ -124,6 +124,10 @@ class GPFedRec:
         roles = dict.fromkeys((*network, "user", "anchor"), Role.PRIVATE) | {"item": Role.SHARED}
         local = (Pass((score, items), s.local_epochs, s.batch_size),)
         return Algorithm(model, roles, local, objective=Pulled(s.pull), negatives=s.negatives, whole=True)
+
+    def check_installed(self) -> None:
+        """Refuse it where PyTorch is not installed."""
+        require_torch("gpfedrec")
 
     def start(self, data: TrainingSet, seed: int) -> GraphState:
         """One table for all; every anchor is that table."""
@@ -232,7 +236,7 @@ class GPFedRec:
         return TunedScorer(self, data, state)
 
     def vectors(self, state: GraphState) -> npt.NDArray[np.floating]:
-        """The global table."""
+        """The table that is common to all users."""
         table: npt.NDArray[np.floating] = state.item
         return table
 

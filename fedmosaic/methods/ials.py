@@ -54,7 +54,7 @@ class IALS(ClosedForm):
         }
 
     def apply(self, state: State, total: Statistics) -> State:
-        """Solve every item."""
+        """Solve the least-squares problem of every item."""
         reg = self.reg * (total["count"] + self.w0 * total["users"][0]) ** self.nu
         everything = self._square(total["all"][None])[0] * self.w0
         item = np.empty_like(state["item"])

@@ -27,7 +27,7 @@ from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec
 from fedmosaic.algorithm.upload import Upload
 from fedmosaic.algorithm.view import View
 from fedmosaic.core.errors import ForeignError
-from fedmosaic.core.extras import lazy_torch
+from fedmosaic.core.extras import lazy_torch, require_torch
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.batches import cohort_of
 from fedmosaic.data.training_set import TrainingSet
@@ -116,6 +116,10 @@ class MetaMF:
         step = Pass((Phase((Move(names, 0.0),)),), batch_size=FULL_BATCH)
         roles = dict.fromkeys(names, Role.SHARED)
         return Algorithm(model, roles, (step,), upload=Upload("gradient"), negatives=self.settings.negatives)
+
+    def check_installed(self) -> None:
+        """Refuse it where PyTorch is not installed."""
+        require_torch("metamf")
 
     def start(self, data: TrainingSet, seed: int) -> MetaState:
         """The server's networks; devices hold nothing."""

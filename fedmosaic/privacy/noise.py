@@ -98,11 +98,11 @@ class OneSided:
     whole: ClassVar[bool] = False
 
     def shape(self, spec: Spec) -> tuple[int, ...]:
-        """As it was."""
+        """Rows keep their shape."""
         return spec.shape
 
     def decode(self, spec: Spec, total: npt.NDArray[np.float64], ctx: Context) -> npt.NDArray[np.float64]:
-        """As it came."""
+        """There is nothing to undo."""
         return total
 
 
@@ -197,7 +197,10 @@ class SoftThreshold(OneSided):
 
 
 def noisy(kind: Kind, scale: float, draws: Draws = "each") -> Wrapper:
-    """Add noise to everything a host sends; a scale of 0 is the host itself."""
+    """Add noise to everything a host sends; a scale of 0 is the host itself.
+
+    kind: `laplace` or `gaussian`. scale: of the law. draws: by every client, or their sum at once.
+    """
 
     def wrap(host: Algorithm) -> Algorithm:
         if not scale:
@@ -210,7 +213,7 @@ def noisy(kind: Kind, scale: float, draws: Draws = "each") -> Wrapper:
 
 
 def clipped(bound: float) -> Wrapper:
-    """Bound what a host sends."""
+    """Bound the joint norm of what a client of a host sends."""
     return lambda host: replace(host, upload=replace(host.upload, stack=(*host.upload.stack, Clip(bound))))
 
 

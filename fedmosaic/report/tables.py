@@ -38,7 +38,7 @@ class Table:
         raise UnknownNameError("table format", form, FORMATS)
 
     def show(self) -> None:
-        """On the terminal."""
+        """Print it on the terminal."""
         print_table(self.title, list(self.header), [list(r) for r in self.rows])
         for note in self.notes:
             print(note)
@@ -63,7 +63,7 @@ class Table:
         return out.getvalue().rstrip("\n")
 
     def latex(self) -> str:
-        """A booktabs table."""
+        """The table in LaTeX, for booktabs."""
         head = " & ".join(map(_escaped, self.header))
         body = [" & ".join(map(_escaped, row)) + r" \\" for row in self.rows]
         shape = "l" + "r" * (len(self.header) - 1)

@@ -107,13 +107,13 @@ def inference(folder: RunFolder, data_dir: str | Path | None) -> dict[str, float
     own = {int(u): _rows(model, int(u)) for u in users}
     rng = keys.generator(seed=settings.seed, purpose=keys.Purpose.DIRECTIONS)
     other = (users + 1 + rng.integers(0, users.size - 1, users.size)) % users.size
-    common = state["server/item"]
+    common = state.server.params["item"]
     asked, held = probe.take(users), split.test.take(users)
     found = {}
     for name in ("own", "global", "random"):
         scores = []
         for u in users:
             table = {"own": own[int(u)], "global": common, "random": own[int(other[u])]}[name]
-            scores.append(table[asked[int(u)]] @ state["private/user"][u])
+            scores.append(table[asked[int(u)]] @ state.devices.dense("user")[u])
         found[name] = 100 * rank_probe(np.concatenate(scores), asked, held).mean("hr", 10)
     return found

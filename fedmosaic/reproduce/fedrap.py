@@ -14,8 +14,8 @@ RELEASED: dict[str, Any] = {"ramp": "as-released"}
 # Settings of the authors' logs; those of Video are not known, so ML-100K's stand in.
 SETTINGS: dict[str, dict[str, Any]] = {
     "ml-100k": {},
-    "ml-1m": {"table_rate": 1000.0, "apart": 0.01, "sparse": 0.01},
-    "lastfm-2k": {"score_rate": 0.01, "table_rate": 100.0, "apart": 0.1, "sparse": 1.0},
+    "ml-1m": {"item_rate": 1000.0, "apart": 0.01, "sparse": 0.01},
+    "lastfm-2k": {"user_rate": 0.01, "item_rate": 100.0, "apart": 0.1, "sparse": 1.0},
     "amazon-video-10": {},
 }
 TABLE1 = (
@@ -42,8 +42,8 @@ REASONS = {
         {"preset": "retuned"},
     ),
 }
-NOISE = {"clip": 0.1, "noise": 1.0, "noise_draws": "summed"}
-OTHER_NOISE = {"clip": 1e4, "noise": 1e-5}  # clips nothing, so the deviation of what is added is 0.1
+NOISE = {"clip": 0.1, "noise_multiplier": 1.0, "noise_draws": "summed"}
+OTHER_NOISE = {"clip": 1e4, "noise_multiplier": 1e-5}  # clips nothing, so the deviation of what is added is 0.1
 RECIPES = "the released code holds two recipes, both commented out; the other one adds N(0, 0.1²) to every number"
 # Why cells with noise differ
 NOISY = {

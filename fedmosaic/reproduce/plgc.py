@@ -13,16 +13,16 @@ ROUNDS = {"rounds": 60}
 HOSTS = (("FedMF", "fedmf"), ("PFedRec", "pfedrec"))
 PARTS: tuple[tuple[str, dict[str, Any], int | None], ...] = (
     ("mixing and decorrelation", {}, None),
-    ("mixing alone", {"weight": 0.0}, 1),
+    ("mixing alone", {"decorrelation": 0.0}, 1),
     ("decorrelation alone", {"mix": 1.0}, 1),
-    ("fixed share 0.25", {"mix": 0.25, "weight": 0.0}, 1),
-    ("fixed share 0.5", {"mix": 0.5, "weight": 0.0}, 1),
-    ("fixed share 0.75", {"mix": 0.75, "weight": 0.0}, 1),
+    ("fixed share 0.25", {"mix": 0.25, "decorrelation": 0.0}, 1),
+    ("fixed share 0.5", {"mix": 0.5, "decorrelation": 0.0}, 1),
+    ("fixed share 0.75", {"mix": 0.75, "decorrelation": 0.0}, 1),
     ("self form", {"form": "self", "gamma": 1.0}, None),
     ("local table kept", {"local": "keep"}, 1),
 )
 SENSITIVITY: tuple[tuple[str, str, tuple[float, ...]], ...] = (
-    ("weight of the decorrelation", "weight", (0.0, 0.001, 0.01, 0.1, 1.0)),
+    ("weight of the decorrelation", "decorrelation", (0.0, 0.001, 0.01, 0.1, 1.0)),
     ("off-diagonal weight", "gamma", (0.0, 0.001, 0.01, 0.1, 1.0)),
     ("width", "dim", (8, 16, 32, 64)),
 )
@@ -49,7 +49,12 @@ def _ablation() -> list[Claim]:
 def _sensitivity() -> list[Claim]:
     return [
         Claim(
-            f"{name} {value:g}", "ml-100k", "fedmf-plgc", {**ROUNDS, key: value}, seeds=1, quick=4 * (key == "weight")
+            f"{name} {value:g}",
+            "ml-100k",
+            "fedmf-plgc",
+            {**ROUNDS, key: value},
+            seeds=1,
+            quick=4 * (key == "decorrelation"),
         )
         for name, key, values in SENSITIVITY
         for value in values
@@ -74,10 +79,10 @@ CARDS = (
             Claim(row, "ml-100k", method, {**ROUNDS, **given}, seeds=seeds, quick=4)
             for row, method, given, seeds in (
                 ("FedMF", "fedmf", {}, None),
-                ("FedMF + mixing alone", "fedmf-plgc", {"weight": 0.0}, 1),
+                ("FedMF + mixing alone", "fedmf-plgc", {"decorrelation": 0.0}, 1),
                 ("FedMF + mixing and decorrelation", "fedmf-plgc", {}, None),
                 ("PFedRec", "pfedrec", {}, None),
-                ("PFedRec + mixing alone", "pfedrec-plgc", {"weight": 0.0}, 1),
+                ("PFedRec + mixing alone", "pfedrec-plgc", {"decorrelation": 0.0}, 1),
                 ("PFedRec + mixing and decorrelation", "pfedrec-plgc", {}, None),
                 ("PFedRec + self form", "pfedrec-plgc", {"form": "self", "gamma": 1.0}, None),
             )

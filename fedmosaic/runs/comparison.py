@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from fedmosaic.methods import registry
-from fedmosaic.runs.settings import Settings, parse_pairs, read_config
 from fedmosaic.core.errors import RunError, SettingsError, UnknownNameError
-from fedmosaic.runs.run_folder import RunFolder
 from fedmosaic.evaluation.metrics import F64, Interval, Paired, Ranks, bootstrap, holm, paired_test
+from fedmosaic.methods import registry
+from fedmosaic.methods.base import MethodSettings, renamed
 from fedmosaic.runs.run import load_ranks
+from fedmosaic.runs.run_folder import RunFolder
+from fedmosaic.runs.settings import Settings, parse_pairs, read_config
 from fedmosaic.runs.study import cells
 
 ALWAYS = ("popularity", "local-only:rounds=30")
@@ -47,10 +48,12 @@ class Contender:
         """
         head, _, rest = text.partition(":")
         method, _, file = head.partition("@")
-        known = registry.entry(method).settings.model_fields
+        model = registry.entry(method).settings
         given = parse_pairs([w for w in rest.split(",") if w])
+        if issubclass(model, MethodSettings):
+            given = renamed(model, given, f"method {method}")
         for key in given:
-            if key not in known:
+            if key not in (known := model.model_fields):
                 raise UnknownNameError(f"setting of method {method}", key, known, "what all rows share goes to --set")
         if file:
             base = read_config(file)
@@ -95,9 +98,12 @@ def plan(
 
 
 def _has(method: str, key: str) -> bool:
-    """Whether a method has a setting to change; one-shot methods have one round, which is none."""
-    fields = registry.entry(method).settings.model_fields
-    return key in fields and not (key == "rounds" and any(getattr(m, "le", None) == 1 for m in fields[key].metadata))
+    """Whether a method has a setting to change, by its old name too; one-shot methods have one round, which is none."""
+    model = registry.entry(method).settings
+    fields = model.model_fields
+    if key not in fields:
+        return issubclass(model, MethodSettings) and key in model.RENAMED
+    return not (key == "rounds" and any(getattr(m, "le", None) == 1 for m in fields[key].metadata))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +143,7 @@ class Comparison:
 
 
 def key_of(protocol: str, metric: str) -> str:
-    """`full:hr@10`."""
+    """The name of a column: `full:hr@10`."""
     return f"{protocol}:{metric}@{CUT}"
 
 

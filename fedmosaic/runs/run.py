@@ -77,6 +77,7 @@ def start(
 ) -> dict[str, Any]:
     """Run from the beginning and return the summary; an interruption costs at most `checkpoint_seconds` of work."""
     method = settings.build()  # a wrong setting is refused before anything is written
+    method.check_installed()
     if team is not None:
         assert isinstance(method, Federation)
         method = replace(method, team=team)

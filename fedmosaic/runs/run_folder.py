@@ -51,7 +51,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, place: str | Path) -> RunFolder:
-        """An existing run."""
+        """The folder of an existing run; refused if it is none."""
         folder = cls(place)
         if not (folder.place / "config.toml").is_file():
             raise RunError(

@@ -234,7 +234,7 @@ def _begun(folder: RunFolder, data: str) -> bool:
 
 
 def _end_with_parent(channel: Connection) -> None:
-    """A study that is killed takes its workers with it: nobody ever writes here, so what can be read is the end."""
+    """End this worker when its study ends: the study never writes to this pipe, so a read returns only when it is closed."""
 
     def watch() -> None:
         with suppress(EOFError, OSError):

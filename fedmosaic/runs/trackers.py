@@ -17,7 +17,7 @@ from fedmosaic.runs.run_folder import RunFolder
 
 
 class Tracker(Protocol):
-    """What receives records."""
+    """What receives the records of runs."""
 
     def record(self, round: int, values: Mapping[str, float]) -> None:
         """The numbers of one round."""
@@ -86,11 +86,11 @@ class WandB:
         )
 
     def record(self, round: int, values: Mapping[str, float]) -> None:
-        """One step."""
+        """Send the record of one round."""
         self.run.log(dict(values), step=round)
 
     def close(self, summary: Mapping[str, float]) -> None:
-        """The run's summary."""
+        """Send the summary, and end."""
         self.run.summary.update(dict(summary))
         self.run.finish()
 

@@ -32,7 +32,10 @@ Users = Sequence[Id] | Id | None
 
 
 class FederatedRecommender:
-    """A method of the catalogue, trained on interactions and answering in the ids they came with.
+    """A method by its name, trained on interactions and answering in the ids they came with.
+
+    method: a name of `fedmosaic list methods`. seed: everything random follows from it. pool: which items may be
+    training negatives. settings: those of the method, as `fedmosaic describe METHOD` lists them.
 
     >>> shop = {"customer": ["ann", "ann", "bob", "bob", "cem"], "sku": ["tea", "cup", "tea", "pot", "tea"]}
     >>> model = FederatedRecommender("itemknn").fit(Interactions.from_frame(shop, user="customer", item="sku"))
@@ -67,6 +70,7 @@ class FederatedRecommender:
             known = data if isinstance(data, Interactions) else Interactions.from_frame(as_polars(data))
             histories = Ragged.group(known.user, known.item, len(known.users))
             training = TrainingSet(histories, histories.unique(), len(known.items))
+        self.method_.check_installed()
         state: Any = None
         for seen in train(self.method_, training, self.seed, validation, patience=patience):
             if seen.best:
@@ -92,8 +96,9 @@ class FederatedRecommender:
     ) -> pl.DataFrame:
         """The best `k` items of each user: columns user, rank, item, score, and title where known.
 
-        One id, several, or all users (none given). A user the model has not met gets the most popular items, with a
-        warning, or is an error (`on_unknown="error"`).
+        users: one id, several, or all users (none given). k: length of each list. exclude_seen: leave out what a user
+        had in training. on_unknown: a user the model has not met gets the most popular items, with a warning, or is an
+        error (`"error"`).
         """
         self._check_fitted()
         if k < 1:
@@ -114,7 +119,10 @@ class FederatedRecommender:
         return pl.concat(frames) if frames else self._frame([], np.empty((0, k), np.int32), np.empty((0, k)))
 
     def score(self, users: Sequence[Id] | Id, items: Sequence[Id] | Id) -> pl.DataFrame:
-        """Scores of every given user for every given item: columns user, item, score."""
+        """Scores of every given user for every given item: columns user, item, score.
+
+        users, items: one id or several; unknown ones are refused by name.
+        """
         self._check_fitted()
         who, what = _as_list(users), _as_list(items)
         rows, columns = self.users_.require(who), self.items_.require(what)
@@ -128,7 +136,10 @@ class FederatedRecommender:
         )
 
     def similar_items(self, items: Sequence[Id] | Id, k: int = 10) -> pl.DataFrame:
-        """Items alike in the model's own terms: columns to, rank, item, score (cosine), and title where known."""
+        """Items alike in the model's own terms: columns to, rank, item, score (cosine), and title where known.
+
+        items: one id or several. k: how many for each.
+        """
         self._check_fitted()
         what = _as_list(items)
         rows = self.items_.require(what)
@@ -140,7 +151,10 @@ class FederatedRecommender:
         return self._frame(what, top, np.take_along_axis(cosine, np.maximum(top, 0), axis=1)).rename({"user": "to"})
 
     def evaluate(self, part: Part = "test", *, candidates: int = 99, candidate_seed: int = 0) -> Evaluation:
-        """Rank the held-out items of the split this model was fitted on."""
+        """Rank the held-out items of the split this model was fitted on.
+
+        part: `test` or `validation`. candidates: sampled items beside each held-out one. candidate_seed: draws them.
+        """
         self._check_fitted()
         if self.split_ is None:
             raise RunError("fitted on everything, so nothing is held out; fit on a split, e.g. leave_one_out(data)")

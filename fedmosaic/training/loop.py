@@ -139,6 +139,12 @@ def train(
     """
     judge = validation if validation is not None and validation.exists else None
     best_round, best = (0, -1.0) if begun is None else (begun.best_round, begun.best_value)
+
+    def enough(round: int) -> bool:
+        return patience is not None and judge is not None and round - best_round >= patience
+
+    if begun is not None and enough(begun.round):  # it had stopped, and was cut before it could say so
+        return
     for step in steps(method, data, seed, begun, None if validation is None else validation.query):
         last, found, better = step.round == method.rounds, None, False
         if judge is None:
@@ -148,7 +154,7 @@ def train(
             better = judge.value(found) >= best  # ties: the later
         if better:
             best_round, best = step.round, best if found is None or judge is None else judge.value(found)
-        stop = patience is not None and judge is not None and step.round - best_round >= patience
+        stop = enough(step.round)
         yield Seen(step, found, best, better, last or stop)
         if stop:
             return

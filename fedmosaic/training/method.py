@@ -39,6 +39,10 @@ class Method(Protocol[S]):
         """How many rounds a full training takes."""
         ...
 
+    def check_installed(self) -> None:
+        """Refuse what this installation cannot run, before anything is written; names the extra to install."""
+        ...
+
     def start(self, data: TrainingSet, seed: int) -> S:
         """State before round 1."""
         ...

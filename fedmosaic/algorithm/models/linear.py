@@ -35,6 +35,6 @@ class LinearScorer:
         return table, user, Spec("bias", Axis.USER, (1,), self.user_init)
 
     def score(self, view: View, items: Tensor) -> Tensor:
-        """w·e + b."""
+        """w·e + b, one score per example."""
         product = (view.rows("item", items) * view.vector("user")).sum(-1)
         return product + view.vector("bias").squeeze(-1) if self.bias else product

@@ -73,7 +73,7 @@ class AdditiveModel:
         return self.host.score(view.reading(self.table, self.rows), items)
 
     def rows(self, view: View, items: Tensor) -> Tensor:
-        """common + own."""
+        """common + own, row by row."""
         return view.stored(self.table, items) + view.stored(self.own, items)
 
 
@@ -128,6 +128,9 @@ def additive(
     table: str = "item",
 ) -> Wrapper:
     """Give every client an item table of its own beside the shared one; it moves by the shared one's rule and rate.
+
+    apart, sparse: weights of the two terms, numbers or schedules. norm: of the shared rows. own_rate: of the own table,
+    if not the shared one's. init: how own rows begin. table: which item table.
 
     >>> from fedmosaic.methods.registry import entry
     >>> wrapped = additive(apart=0.1)(entry("fedmf").build().algorithm)

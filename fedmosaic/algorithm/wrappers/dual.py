@@ -15,7 +15,7 @@ from fedmosaic.core.errors import SettingsError
 
 
 def dual(score_rate: Schedule | None = None, item_rate: Schedule | None = None) -> Wrapper:
-    """Wrap any host; rates not given are the host's own.
+    """Wrap any host; rates of score side and items that are not given are the host's own.
 
     >>> from fedmosaic.methods.registry import entry
     >>> wrapped = dual()(entry("fedncf").build().algorithm)

@@ -87,7 +87,7 @@ class LowRank:
 
 
 def low_rank(rank: int) -> Wrapper:
-    """Wrap any host that sends item tables.
+    """Wrap any host that sends item tables; `rank` numbers are sent per row.
 
     >>> from fedmosaic.methods.registry import entry
     >>> host = entry("fedmf").build().algorithm

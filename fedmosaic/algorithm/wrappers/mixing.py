@@ -211,7 +211,12 @@ def mixing(
     exact: bool = False,
     table: str = "item",
 ) -> Wrapper:
-    """Wrap any host. `keep` lets the local table live on from round to round; else it restarts from the global one.
+    """Wrap any host that sends `table`.
+
+    weight: the local share; none: from the kernels' traces. keep: the local table lives on from round to round; else it
+    restarts from the global one. beta, gamma, form: weight, off-diagonal part and views of the decorrelation. rows,
+    centred: of which rows the traces are. when, smooth: how often the share is computed, and whether it is a mean over
+    rounds. clip: bounds of the share. exact: traces of the whole head's kernel.
 
     A fixed weight of 1 with a restart and beta 0 mixes nothing: the host itself.
 

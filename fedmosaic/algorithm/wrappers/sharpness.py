@@ -72,6 +72,8 @@ def climb(
 def sharpness_aware(rho_shared: float = 0.0, rho_private: float = 0.0, *, joint: bool = False) -> Wrapper:
     """Wrap a host that uploads gradients.
 
+    rho_shared, rho_private: how far uphill the shared and the private group are moved. joint: both for both gradients.
+
     >>> from fedmosaic.methods.registry import entry
     >>> host = entry("fedneumf").build().algorithm
     >>> sharpness_aware(0.0, 0.0)(host) == host

@@ -55,7 +55,7 @@ class PoolProgram:
     scores_at_once: ClassVar[int] = SCORES_PER_CALL
 
     def parts(self, task: Task) -> list[I64]:
-        """The one client."""
+        """One group: the one client."""
         return [np.arange(task.cohort.size)]
 
     def run(self, task: Task, parts: Sequence[I64] | None = None) -> Outcome:
