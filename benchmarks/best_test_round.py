@@ -16,7 +16,7 @@ import numpy as np
 from fedmosaic.evaluation.evaluate import make_probe, rank_probe
 from fedmosaic.runs.run import Setup
 from fedmosaic.runs.settings import Settings, parse_pairs
-from fedmosaic.training.method import train
+from fedmosaic.training.loop import steps
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     setup, method = Setup.of(settings, split), settings.build()
     probe = make_probe(split, "test", setup.candidates)
     seen = []
-    for step in train(method, setup.data, settings.seed, probe=probe):
+    for step in steps(method, setup.data, settings.seed, query=probe):
         assert step.answers is not None
         ranks = rank_probe(step.answers, probe, split.test)
         seen.append([100 * ranks.mean(metric, 10) for metric in ("hr", "ndcg")])

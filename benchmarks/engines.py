@@ -20,12 +20,11 @@ from slow_twin import SlowTwin
 
 from fedmosaic import leave_one_out, load
 from fedmosaic.core.ragged import Ragged
-from fedmosaic.data.negatives import draw_candidates
+from fedmosaic.data.negatives import draw_candidates, training_set
 from fedmosaic.data.split import Part
 from fedmosaic.evaluation.evaluate import make_probe, rank_probe
 from fedmosaic.methods.registry import entry
 from fedmosaic.report.console import print_table
-from fedmosaic.serving.recommender import training_set
 
 
 def bandwidth() -> float:
@@ -109,7 +108,7 @@ def main() -> None:
             "PFedRec on ML-100K, one thread, median",
             SlowTwin(films, lists),
             {
-                "fused kernel": (Ours("pfedrec", "kernel", films, lists), 20),
+                "fused": (Ours("pfedrec", "fused", films, lists), 20),
                 "general (autograd)": (Ours("pfedrec", "simulate", films, lists), 4),
             },
             args.repeats,
@@ -119,7 +118,7 @@ def main() -> None:
             "FedNCF on ML-100K, one thread, median",
             SlowTwin(films, lists, tower=True),
             {
-                "fused kernel": (Ours("fedncf", "kernel", films, lists), 8),
+                "fused": (Ours("fedncf", "fused", films, lists), 8),
                 "general (autograd)": (Ours("fedncf", "simulate", films, lists), 4),
             },
             args.repeats,
@@ -129,7 +128,7 @@ def main() -> None:
             "FedRAP on ML-100K, 10 local epochs, one thread, median",
             SlowFedRAP(films, lists),
             {
-                "fused kernel": (Ours("fedrap", "kernel", films, lists, ramp="as-released"), 4),
+                "fused": (Ours("fedrap", "fused", films, lists, ramp="as-released"), 4),
                 "general (autograd)": (Ours("fedrap", "simulate", films, lists, ramp="as-released"), 1),
             },
             args.repeats,
@@ -139,7 +138,7 @@ def main() -> None:
             f"Central {method.upper()} on ML-100K, an epoch, one thread, median",
             None,
             {
-                "fused kernel": (Ours(method, "kernel", films, lists), 4),
+                "fused": (Ours(method, "fused", films, lists), 4),
                 "general (autograd)": (Ours(method, "simulate", films, lists), 2),
             },
             args.repeats,

@@ -16,12 +16,12 @@ import time
 
 import numpy as np
 
+from fedmosaic.core.machine import peak_megabytes
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.synthetic import synthetic_chunks
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.registry import entry
 from fedmosaic.report.console import print_table
-from fedmosaic.core.machine import peak_megabytes
 
 
 def million(users: int = 1_000_000, items: int = 50_000, per_user: int = 20, rounds: int = 5) -> list[str]:

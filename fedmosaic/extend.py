@@ -29,7 +29,7 @@ from fedmosaic.algorithm.view import Batch, Model, View
 from fedmosaic.algorithm.wrappers.additive import additive
 from fedmosaic.algorithm.wrappers.dual import dual
 from fedmosaic.algorithm.wrappers.low_rank import low_rank
-from fedmosaic.algorithm.wrappers.mixing import mixing
+from fedmosaic.algorithm.wrappers.mixing import NTKWeight, mixing
 from fedmosaic.algorithm.wrappers.sharpness import sharpness_aware
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.sources import OwnSource, register_source
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 __all__ = [
     "NCF", "SGD", "Adagrad", "Adam", "Algorithm", "Axis", "Batch", "ClosedForm", "Context", "Decay", "Encoder",
     "Engine", "Entry", "FederatedSettings", "Federation", "Init", "Interactions", "LinearScorer", "LinearSettings",
-    "Method", "Metric", "Model", "Move", "NeuMF", "Objective", "Outcome", "OwnSource", "Parcel", "Pass", "PerItem",
-    "Phase", "Ranks", "Reduction", "Refusal", "Role", "RoundRecord", "Schedule", "Server", "Spec", "StepRule", "Task",
-    "TrainingSet", "Upload", "UploadSum", "View", "Wrapper", "additive", "bce", "check_chunks", "check_engines",
-    "check_privacy", "clipped", "compose", "dual", "federation", "linear", "low_rank", "mean", "mixing", "noisy",
-    "one_pass", "register", "register_engine", "register_metric", "register_reduction", "register_source", "roles_of",
-    "sharpness_aware",
+    "Method", "Metric", "Model", "Move", "NTKWeight", "NeuMF", "Objective", "Outcome", "OwnSource", "Parcel", "Pass",
+    "PerItem", "Phase", "Ranks", "Reduction", "Refusal", "Role", "RoundRecord", "Schedule", "Server", "Spec",
+    "StepRule", "Task", "TrainingSet", "Upload", "UploadSum", "View", "Wrapper", "additive", "bce", "check_chunks",
+    "check_engines", "check_privacy", "clipped", "compose", "dual", "federation", "linear", "low_rank", "mean",
+    "mixing", "noisy", "one_pass", "register", "register_engine", "register_metric", "register_reduction",
+    "register_source", "roles_of", "sharpness_aware",
 ]  # fmt: skip
 
 

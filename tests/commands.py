@@ -26,7 +26,7 @@ def run_command(*words: str) -> Done:
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["fedmosaic", *words]),
-        mock.patch.object(command.signal, "signal"),
+        mock.patch("signal.signal"),
         warnings.catch_warnings(),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,14 @@ def real_data() -> Path:
     if not place.is_dir():
         pytest.skip("needs the real data sets: set FEDMOSAIC_DATA to their folder")
     return place
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unhurried_disk() -> Iterator[None]:
+    """Files are written as always, but nobody waits for the disk: no test pulls the plug."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -71,14 +71,14 @@ def rank(place: str, number: int, size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_end_in_the_bytes_of_one_process(size: int, tmp_path: Path) -> None:
+    expected = in_one_process()  # first: what it compiles, ranks find in the cache
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(
         [f"fedmosaic.{name}" for name in ("engines.distributed", "engines.simulate", "testing")]
     )
-    processes = [context.Process(target=rank, args=(str(tmp_path), n, size)) for n in range(size)]
+    processes = [context.Process(target=rank, args=(str(tmp_path), n, size), daemon=True) for n in range(size)]
     for process in processes:
         process.start()
-    expected = in_one_process()
     for process in processes:
         process.join(300)
         assert process.exitcode == 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+import pytest
 
 import fedmosaic
 
@@ -32,7 +33,7 @@ def imports_of(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedmosaic":
             inner = {f"{node.module}.{a.name}" for a in node.names}
             found |= {m for m in inner if m in known} or {str(node.module)}
-    return found
+    return found - {"fedmosaic"}
 
 
 def name_of(path: str) -> str:
@@ -81,12 +82,54 @@ def test_files_fit_the_budget() -> None:
     assert {p: n for p in modules() if (n := len((ROOT / p).read_text().splitlines())) > 400} == {}
 
 
-def test_import_is_quick_and_light() -> None:
-    code = "import sys, fedmosaic; print([m for m in ('numpy', 'torch', 'numba', 'polars') if m in sys.modules])"
-    began = time.perf_counter()
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert time.perf_counter() - began < 1
-    assert out.strip() == "[]"
+HEAVY = ("torch", "numba", "scipy", "polars", "matplotlib", "sklearn", "flwr")
+
+
+def loaded(code: str) -> list[str]:
+    """Heavy modules that a fresh process has loaded after running some code."""
+    told = f"{code}\nimport sys\nprint([m for m in {HEAVY} if m in sys.modules], file=sys.__stdout__)"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    found: list[str] = ast.literal_eval(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    assert loaded("import fedmosaic, sys; assert 'numpy' not in sys.modules") == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("list", "methods"), ("describe", "pfedrec"), ("describe", "metamf"), ("doctor",), ("run", "pfedrek", "ml-100k")],
+)
+def test_questions_load_nothing_heavy(words: tuple[str, ...]) -> None:
+    code = f"import sys; sys.path.insert(0, 'tests')\nfrom commands import run_command\nrun_command(*{words!r})"
+    assert loaded(code) == []
+
+
+def test_the_spine_needs_no_pytorch() -> None:
+    """Everything that methods on linear scorers need, from data to a deployed node, is imported without PyTorch."""
+    rooms = "serving.recommender runs.run runs.study runs.comparison report.page deploy.node deploy.coordinator extend"
+    lines = [f"import fedmosaic.{name}" for name in rooms.split()]
+    assert "torch" not in loaded("\n".join(lines))
+
+
+def test_compiled_functions_take_few_arguments() -> None:
+    wide = []
+    for path, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and path.startswith("engines"):
+                count = len(node.args.args) + len(node.args.kwonlyargs)
+                wide += [f"{path}: {node.name} has {count}"] if count > 10 else []
+    assert wide == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
 def test_public_names_exist_and_are_few() -> None:

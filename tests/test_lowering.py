@@ -105,10 +105,12 @@ def test_what_is_computed_as_the_round_goes_is_not_left_out() -> None:
 
 # ---- algorithms at random
 
-RATES = st.sampled_from([0.3, 0.05, 0.0, -0.01, fm.Decay(0.3, 0.9), fm.PerItem(0.02)])
+RATES: st.SearchStrategy[Any] = st.sampled_from([0.3, 0.05, 0.0, -0.01, fm.Decay(0.3, 0.9), fm.PerItem(0.02)])
 PLAIN = fm.SGD()
-RULES = st.sampled_from([PLAIN, PLAIN, PLAIN, PLAIN, fm.SGD(0.01), fm.SGD(0.01, everywhere=True), Gentle(), fm.Adam()])
-MODELS = st.sampled_from(
+RULES: st.SearchStrategy[Any] = st.sampled_from(
+    [PLAIN, PLAIN, PLAIN, PLAIN, fm.SGD(0.01), fm.SGD(0.01, everywhere=True), Gentle(), fm.Adam()]
+)
+MODELS: st.SearchStrategy[Any] = st.sampled_from(
     [
         fm.LinearScorer(3),
         fm.LinearScorer(3),
@@ -119,7 +121,7 @@ MODELS = st.sampled_from(
         fm.NeuMF(2),
     ]
 )
-OBJECTIVES = st.sampled_from([fm.bce, fm.bce, fm.bce, ChunkedBCE(4)])
+OBJECTIVES: st.SearchStrategy[Any] = st.sampled_from([fm.bce, fm.bce, fm.bce, ChunkedBCE(4)])
 UPLOADS = st.sampled_from(
     [fm.Upload(), fm.Upload("value"), fm.Upload("gradient"), fm.Upload(support="touched"), Doubled()]
 )
@@ -141,8 +143,8 @@ WRAPPERS = st.sampled_from(
         fm.mixing(),
         fm.mixing(0.4, beta=0.0),
         fm.mixing(keep=True, beta=0.2, form="self"),
-        fm.mixing(when="round", smooth=True),
-        fm.mixing(exact=True),
+        fm.mixing(fm.NTKWeight(when="round", smooth=True)),
+        fm.mixing(fm.NTKWeight(exact=True)),
         fm.low_rank(2),
         fm.clipped(0.5),
         fm.noisy("laplace", 0.01),
@@ -252,7 +254,7 @@ CHANGES: list[fm.Wrapper] = [
     fm.dual(),
     fm.additive(0.1, 0.1, norm="l2"),
     fm.mixing(keep=True, beta=0.2, form="self"),
-    fm.mixing(when="epoch", centred=True),
+    fm.mixing(fm.NTKWeight(when="epoch", centred=True)),
 ]
 
 

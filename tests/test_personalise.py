@@ -94,12 +94,12 @@ def test_engine_law_of_fedrap(changes: dict[str, Any]) -> None:
         ({"keep": True}, {}, 1.0),
         ({"keep": True, "beta": 0.0}, {}, 0.5),
         ({"weight": 0.3}, {}, 1.0),
-        ({"rows": "examples", "centred": True}, {}, 1.0),
-        ({"rows": "all"}, {}, 1.0),
-        ({"when": "epoch"}, {"local_epochs": 2}, 1.0),
-        ({"when": "round", "smooth": True, "keep": True}, {}, 1.0),
-        ({"clip": (0.45, 0.55)}, {}, 1.0),
-        ({"exact": True}, {}, 1.0),
+        ({"weight": NTKWeight(rows="examples", centred=True)}, {}, 1.0),
+        ({"weight": NTKWeight(rows="all")}, {}, 1.0),
+        ({"weight": NTKWeight(when="epoch")}, {"local_epochs": 2}, 1.0),
+        ({"weight": NTKWeight(when="round", smooth=True), "keep": True}, {}, 1.0),
+        ({"weight": NTKWeight(clip=(0.45, 0.55))}, {}, 1.0),
+        ({"weight": NTKWeight(exact=True)}, {}, 1.0),
         ({"form": "self", "gamma": 1.0}, {}, 1.0),
     ],
     ids=str,
@@ -447,7 +447,7 @@ def test_more_wrong_declarations_are_refused() -> None:
     with pytest.raises(SettingsError, match="need plain SGD"):
         Algorithm(model, roles, (Pass((adam,), tolerance=0.1),))
     with pytest.raises(SettingsError, match="when=round"):
-        mixing(smooth=True)
+        NTKWeight(smooth=True)
     with pytest.raises(SettingsError, match="at least that wide"):
         low_rank(9)(Algorithm(model, roles, (Pass((step,)),)))
     with pytest.raises(SettingsError, match="noise already"):

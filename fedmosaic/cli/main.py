@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmosaic import __version__
 from fedmosaic.cli import deploy, evidence
 from fedmosaic.cli.options import DataDir, Imports, Json, Quiet, note_licence
 from fedmosaic.core.errors import FedmosaicError, RequestError, SettingsError
@@ -57,16 +56,18 @@ def main() -> None:
         sys.exit(1)
 
 
-def _version(wanted: bool) -> None:
+def _say_version(wanted: bool) -> None:
     if wanted:
-        print(f"fedmosaic {__version__}")
+        from importlib.metadata import version
+
+        print(f"fedmosaic {version('fedmosaic')}")
         raise typer.Exit
 
 
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Options before the verb."""
@@ -231,6 +232,9 @@ def landscape(
 ) -> None:
     """How the training loss rises around trained models: two-dimensional surfaces and scalar sharpness."""
     from fedmosaic.core.errors import UnknownNameError
+    from fedmosaic.core.extras import require_torch
+
+    require_torch("a loss landscape")
     from fedmosaic.reproduce.landscape import RECIPES, look
     from fedmosaic.runs.run_folder import RunFolder
 

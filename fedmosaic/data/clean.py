@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from fedmosaic.core.errors import DataError
-from fedmosaic.data.text import Table
+from fedmosaic.data.text import TextTable
 from fedmosaic.data.values import Problems
 
 MAX_LEFT_OUT = 0.05  # share of rows that `lenient` may set apart
@@ -48,7 +48,7 @@ def pick_columns(frame: pl.DataFrame, roles: Mapping[str, Any], source: object) 
 
 def refuse_rows(
     frame: pl.DataFrame,
-    table: Table,
+    table: TextTable,
     problems: Problems,
     roles: Mapping[str, Any],
     source: object,

@@ -20,7 +20,7 @@ from fedmosaic.core import keys
 from fedmosaic.core.errors import DataError, SettingsError
 from fedmosaic.core.ragged import I32, I64
 from fedmosaic.data.clean import as_polars, merge_duplicates, pick_columns, refuse_rows
-from fedmosaic.data.text import Table, TextFormat, read_table
+from fedmosaic.data.text import TextFormat, TextTable, read_table
 from fedmosaic.data.values import Problems, check_ids, check_ratings, check_times
 from fedmosaic.data.vocab import Vocab
 
@@ -74,7 +74,7 @@ class Interactions:
         table = as_polars(frame)
         roles = {"user": user, "item": item, "rating": rating, "time": time}
         return cls._build(
-            Table(pick_columns(table, roles, "table")),
+            TextTable(pick_columns(table, roles, "table")),
             roles,
             source="table",
             unit="row",
@@ -150,7 +150,7 @@ class Interactions:
     @classmethod
     def _build(
         cls,
-        table: Table,
+        table: TextTable,
         roles: Mapping[str, Any],
         *,
         source: object,

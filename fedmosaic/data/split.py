@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,9 @@ import numpy.typing as npt
 from fedmosaic.core import keys
 from fedmosaic.core.errors import DataError, SettingsError
 from fedmosaic.core.ragged import I64, Ragged
-from fedmosaic.data.interactions import Interactions
+
+if TYPE_CHECKING:
+    from fedmosaic.data.interactions import Interactions
 
 Ties = Literal["hash", "file"]
 Part = Literal["validation", "test"]

@@ -68,7 +68,7 @@ LIMITS = Limits()
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Columns of text, the line each row began on (known only to the careful reader), and rows set apart."""
 
     frame: pl.DataFrame
@@ -120,7 +120,7 @@ def decode(data: bytes, encoding: str, source: object) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-def read_table(path: Path, fmt: TextFormat, *, careful: bool = False, lenient: bool = False) -> Table:
+def read_table(path: Path, fmt: TextFormat, *, careful: bool = False, lenient: bool = False) -> TextTable:
     """All columns of the file as text, named by the header or `column_1`, `column_2`, ..."""
     text = decode(read_bytes(path), fmt.encoding, path)
     if not text.strip():
@@ -151,7 +151,7 @@ def _names(first: list[str], fmt: TextFormat, source: object) -> list[str]:
     return names
 
 
-def _fast(text: str, fmt: TextFormat, source: object) -> Table | None:
+def _fast(text: str, fmt: TextFormat, source: object) -> TextTable | None:
     names = _names(_first_record(text[: 1 << 20], fmt, source), fmt, source)
     data = text.encode()
     if b"\x00" in data or b"\r" in data or _UNIT in data:
@@ -174,7 +174,7 @@ def _fast(text: str, fmt: TextFormat, source: object) -> Table | None:
     # A missing last field may be a short row: only the careful reader can tell.
     if frame[names[-1]].null_count() or (frame.width == 1 and not data.strip()):
         return None
-    return Table(frame)
+    return TextTable(frame)
 
 
 def _records(text: str, fmt: TextFormat, source: object) -> Iterator[tuple[int, list[str] | DataError]]:
@@ -200,7 +200,7 @@ def _records(text: str, fmt: TextFormat, source: object) -> Iterator[tuple[int, 
             yield begin, fields
 
 
-def _careful(text: str, fmt: TextFormat, source: object, lenient: bool) -> Table:
+def _careful(text: str, fmt: TextFormat, source: object, lenient: bool) -> TextTable:
     records = _records(text, fmt, source)
     names: list[str] = []
     rows: list[list[str]] = []
@@ -229,7 +229,7 @@ def _careful(text: str, fmt: TextFormat, source: object, lenient: bool) -> Table
             for name, values in zip(names, columns, strict=True)
         }
     )
-    return Table(frame, lines, left_out)
+    return TextTable(frame, lines, left_out)
 
 
 def _structure_problem(line: int, fields: list[str] | DataError, names: list[str], source: object) -> DataError | None:

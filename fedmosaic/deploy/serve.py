@@ -51,8 +51,8 @@ folder = ""
 token = ""
 serve = 0.0
 """
-SERVER = "from fedmosaic.deploy.fleet import hold_rounds\nfrom fedmosaic.runtime.flower import server_app\n"
-CLIENT = "from fedmosaic.runtime.flower import client_app\n"
+SERVER = "from fedmosaic.deploy.fleet import hold_rounds\nfrom fedmosaic.deploy.flower import server_app\n"
+CLIENT = "from fedmosaic.deploy.flower import client_app\n"
 
 
 def serve(

@@ -38,7 +38,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ProcessTeam:
     """This process among others."""
 
     rank: int
@@ -166,7 +166,7 @@ def _merged_rows(task: Task, old: Rows | None, parts: Sequence[tuple[I64, Rows]]
 
 
 @contextmanager
-def joined(rank: int, size: int, rendezvous: str, *, trusted: bool = False) -> Iterator[Ranks]:
+def joined(rank: int, size: int, rendezvous: str, *, trusted: bool = False) -> Iterator[ProcessTeam]:
     """Meet the other ranks at `file:///...` (one machine) or `tcp://host:port`, and part when done.
 
     An address beyond this machine is refused unless the caller says that the network is trusted.
@@ -188,6 +188,6 @@ def joined(rank: int, size: int, rendezvous: str, *, trusted: bool = False) -> I
     except (RuntimeError, ValueError) as error:
         raise RunError(f"rank {rank} could not meet the others at {rendezvous}: {error}") from None
     try:
-        yield Ranks(rank, size)
+        yield ProcessTeam(rank, size)
     finally:
         distributed.destroy_process_group()

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from fedmosaic.algorithm.algorithm import Wrapper
 from fedmosaic.algorithm.wrappers.dual import dual
-from fedmosaic.algorithm.wrappers.mixing import Form, mixing
+from fedmosaic.algorithm.wrappers.mixing import Form, NTKWeight, mixing
 from fedmosaic.methods.base import Entry, federation
 from fedmosaic.methods.fedmf import LinearSettings, linear
 from fedmosaic.methods.fedncf import NetworkSettings, fedncf
@@ -52,7 +52,8 @@ class MixedNetworkSettings(MixSettings, NetworkSettings):
 
 def mixed(s: MixSettings) -> Wrapper:
     """The wrapper these settings describe."""
-    return mixing(s.mix, keep=s.local == "keep", beta=s.decorrelation, gamma=s.gamma, form=s.form)
+    weight = NTKWeight() if s.mix is None else s.mix
+    return mixing(weight, keep=s.local == "keep", beta=s.decorrelation, gamma=s.gamma, form=s.form)
 
 
 METHODS = (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmosaic.core.extras import require_torch
 from fedmosaic.report import figures
 from fedmosaic.reproduce.card import Card, Figure, Results
-from fedmosaic.reproduce.landscape import RECIPES, look
 from fedmosaic.runs.run_folder import RunFolder
 
 POINTS = {"zero-mean": 11, "filter": 11, "paper": 5}
@@ -22,6 +22,9 @@ WORDS = {
 
 def draw_landscapes(card: Card, results: Results, folder: Path) -> list[Figure]:
     """Surfaces and contours, and the scalar rises in words."""
+    require_torch("a loss landscape")
+    from fedmosaic.reproduce.landscape import RECIPES, look
+
     drawn = []
     pool = card.pools[0]
     for recipe in RECIPES[:1] if results.quick else RECIPES:

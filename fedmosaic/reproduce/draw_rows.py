@@ -9,8 +9,8 @@ import numpy as np
 
 from fedmosaic.core import keys
 from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.extras import require_torch
 from fedmosaic.data.negatives import draw_candidates
-from fedmosaic.engines.item_rows import item_rows
 from fedmosaic.evaluation.evaluate import make_probe, rank_probe
 from fedmosaic.report import figures
 from fedmosaic.reproduce.card import Card, Figure, Results
@@ -45,6 +45,9 @@ def _group(model: FederatedRecommender, user: int) -> Any:
 
 
 def _rows(model: FederatedRecommender, user: int) -> Any:
+    require_torch("looking at a device's item rows")
+    from fedmosaic.engines.item_rows import item_rows
+
     scorer: Any = model.method_.scorer(model.training_, model.state_)
     return np.concatenate(list(item_rows(scorer, user).values()), axis=1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmosaic.engines.item_rows import item_rows
+from fedmosaic.core.extras import require_torch
 from fedmosaic.evaluation.spectrum import effective_rank, information_abundance, singular_values
 from fedmosaic.report import figures
 from fedmosaic.reproduce.card import Card, Figure, Results
@@ -18,6 +18,9 @@ CLIENTS = 16
 
 def draw_spectra(card: Card, results: Results, folder: Path) -> list[Figure]:
     """A figure per pool; abundance and effective rank of global and device tables in words."""
+    require_torch("looking at devices' item rows")
+    from fedmosaic.engines.item_rows import item_rows
+
     drawn = []
     for pool in card.pools:
         tables, words = {}, []

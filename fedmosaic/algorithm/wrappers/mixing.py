@@ -67,10 +67,13 @@ class NTKWeight:
     their squares. `exact` adds up the squared derivatives of every score by every score-side parameter instead.
 
         local = c · global   ->   weight = c² / (1 + c²)
+
+    rows, centred: of which rows the traces are. when, smooth: how often the share is computed, and whether it is a mean
+    over rounds. clip: its bounds. table, name: what it is about; `mixing` sets them.
     """
 
-    table: str
-    name: str
+    table: str = "item"
+    name: str = "item.mix"
     rows: Literal["positives", "examples", "all"] = "positives"
     centred: bool = False
     when: Literal["round", "epoch", "batch"] = "batch"
@@ -81,6 +84,8 @@ class NTKWeight:
     def __post_init__(self) -> None:
         one_of("rows of the traces", self.rows, ("positives", "examples", "all"))
         one_of("moment", self.when, ("round", "epoch", "batch"))
+        if self.smooth and self.when != "round":
+            raise SettingsError("a weight smoothed over rounds is computed once a round: when=round")
 
     def __call__(self, model: Model, view: View, ctx: Context) -> Tensor:
         """[clients, 2]: the weight, and the rounds it is a mean of."""
@@ -196,27 +201,22 @@ def distinct(batch: Batch) -> Tensor:
     return torch.zeros_like(first).scatter_(1, order, first * (ordered >= 0))
 
 
+FROM_TRACES = NTKWeight()
+
+
 def mixing(
-    weight: float | None = None,
+    weight: float | NTKWeight = FROM_TRACES,
     *,
     keep: bool = False,
     beta: float = 0.1,
     gamma: float = 0.01,
     form: Form = "local-global",
-    rows: Literal["positives", "examples", "all"] = "positives",
-    centred: bool = False,
-    when: Literal["round", "epoch", "batch"] = "batch",
-    smooth: bool = False,
-    clip: tuple[float, float] = (0.0, 1.0),
-    exact: bool = False,
     table: str = "item",
 ) -> Wrapper:
     """Wrap any host that sends `table`.
 
-    weight: the local share; none: from the kernels' traces. keep: the local table lives on from round to round; else it
-    restarts from the global one. beta, gamma, form: weight, off-diagonal part and views of the decorrelation. rows,
-    centred: of which rows the traces are. when, smooth: how often the share is computed, and whether it is a mean over
-    rounds. clip: bounds of the share. exact: traces of the whole head's kernel.
+    weight: the local share, fixed or from the kernels' traces. keep: the local table lives on from round to round; else
+    it restarts from the global one. beta, gamma, form: weight, off-diagonal part and views of the decorrelation.
 
     A fixed weight of 1 with a restart and beta 0 mixes nothing: the host itself.
 
@@ -225,8 +225,6 @@ def mixing(
     >>> mixing(1.0, beta=0.0)(host) is host, mixing()(host).sent
     (True, ('item',))
     """
-    if smooth and when != "round":
-        raise SettingsError("a weight smoothed over rounds is computed once a round: when=round")
 
     def wrap(host: Algorithm) -> Algorithm:
         require_table("mixing", host, table)
@@ -234,12 +232,12 @@ def mixing(
             raise SettingsError(f"mixing needs a table that the host sends; {table} is {host.roles[table].value}")
         if weight == 1 and not keep and not beta:
             return host
-        model = MixedModel(host.model, table, weight)
+        model = MixedModel(host.model, table, None if isinstance(weight, NTKWeight) else weight)
         roles = {**host.roles, table: Role.KEPT if keep else Role.PERSONALISED}
         prepare: Prepare | None = host.prepare
-        if weight is None:
+        if isinstance(weight, NTKWeight):
             roles[model.mix] = Role.PRIVATE
-            prepare = NTKWeight(table, model.mix, rows, centred, when, smooth, clip, exact)
+            prepare = replace(weight, table=table, name=model.mix)
         objective = Decorrelated(host.objective, table, beta, gamma, form) if beta else host.objective
         # tables that live on are not all equal at the start of a round: what is averaged is how they moved
         upload = replace(host.upload, kind="delta") if keep and host.upload.kind == "value" else host.upload

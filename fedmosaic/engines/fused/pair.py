@@ -241,7 +241,7 @@ class PairProgram:
         if isinstance(objective, Decorrelated):
             beta, gamma, form = objective.beta, objective.gamma, 1 + (objective.form == "self")
         weight = model.weight if isinstance(model, MixedModel) else None
-        ntk = algorithm.prepare if isinstance(algorithm.prepare, NTKWeight) else NTKWeight("item", "item.mix")
+        ntk = algorithm.prepare if isinstance(algorithm.prepare, NTKWeight) else NTKWeight()
         return Plan(
             rates=skeleton.passes_of(algorithm, ctx, sides).rates,
             decays=np.array([decays.get(side, 0.0) for side in sides], np.float32),
