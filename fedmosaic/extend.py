@@ -34,7 +34,8 @@ from fedmosaic.algorithm.wrappers.sharpness import sharpness_aware
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.sources import OwnSource, register_source
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines.engine import Engine, Refusal, register_engine
+from fedmosaic.engines.choice import register_engine
+from fedmosaic.engines.engine import Engine, Refusal
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.task import Outcome, Task
 from fedmosaic.evaluation.metrics import Metric, Ranks, register_metric

@@ -29,7 +29,8 @@ from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.deploy.protocol import Reply, UpdateMessage
-from fedmosaic.engines.engine import ENGINES, Engine, holding_of
+from fedmosaic.engines.choice import ENGINES, holding_of
+from fedmosaic.engines.engine import Engine
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.state import DeviceStore, FederationState, Rows, Stored, pack_devices
 from fedmosaic.engines.task import Outcome, Task

@@ -8,7 +8,7 @@ import pytest
 from fedmosaic.algorithm.parameters import Axis
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines.engine import ENGINES, holding_of
+from fedmosaic.engines.choice import ENGINES, holding_of
 from fedmosaic.engines.state import DeviceStore, Kept, Piece, Place, read, store
 from fedmosaic.methods import registry
 from fedmosaic.testing import check_engines, toy_training_set

@@ -19,7 +19,7 @@ from fedmosaic import extend as fm
 from fedmosaic.core import plugins
 from fedmosaic.core.errors import SettingsError, UnknownNameError
 from fedmosaic.data import sources
-from fedmosaic.engines.engine import ENGINES
+from fedmosaic.engines.choice import ENGINES
 from fedmosaic.evaluation.metrics import METRICS
 from fedmosaic.methods import registry
 

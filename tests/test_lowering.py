@@ -15,7 +15,7 @@ from fedmosaic import extend as fm
 from fedmosaic.algorithm.objective import ChunkedBCE
 from fedmosaic.algorithm.server import REDUCTIONS
 from fedmosaic.core.errors import FedmosaicError, ScoreError, SettingsError, UnknownNameError
-from fedmosaic.engines.engine import ENGINES, explain
+from fedmosaic.engines.choice import ENGINES, explain
 from fedmosaic.engines.fused.lower import Fields, Unfit, lower
 from fedmosaic.methods.registry import entry
 from fedmosaic.testing import check_engines, toy_training_set

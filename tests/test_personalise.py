@@ -22,7 +22,7 @@ from fedmosaic.algorithm.wrappers.mixing import MixedModel, NTKWeight, decorrela
 from fedmosaic.algorithm.wrappers.sharpness import UphillGradient, climb, sharpness_aware
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.ragged import Ragged
-from fedmosaic.engines.engine import ENGINES
+from fedmosaic.engines.choice import ENGINES
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.state import FederationState, pack_devices
 from fedmosaic.methods import registry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedmosaic.algorithm.algorithm import Algorithm, describe
-from fedmosaic.engines.engine import explain
+from fedmosaic.engines.choice import explain
 from fedmosaic.methods.registry import entry
 
 ITEMS = 1682  # of the catalogue that sizes are told for: MovieLens-100K

@@ -14,7 +14,8 @@ from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.ragged import I64, Ragged, slots
 from fedmosaic.data.batches import cohort_of
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines.engine import Engine, Holding, Team, choose, holding_of
+from fedmosaic.engines.choice import choose, holding_of
+from fedmosaic.engines.engine import Engine, Holding, Team
 from fedmosaic.engines.scorer import DeviceScorer, common_tables, in_common
 from fedmosaic.engines.state import Array, Arrays, FederationState, Replay, ServerState, first_devices
 from fedmosaic.engines.task import Outcome, Task

@@ -20,7 +20,7 @@ from fedmosaic.algorithm.parameters import Axis, Role
 from fedmosaic.algorithm.view import Model
 from fedmosaic.core.errors import SettingsError, UnknownNameError, warn_renamed
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.engines.engine import check_engine
+from fedmosaic.engines.choice import check_engine
 from fedmosaic.engines.federation import Federation
 from fedmosaic.training.method import Method
 

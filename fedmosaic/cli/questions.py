@@ -1,0 +1,158 @@
+"""Verbs that ask: list, describe, doctor, data. None of them loads what training needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from fedmosaic.cli.options import DataDir, Imports, Json, note_licence
+from fedmosaic.core.errors import SettingsError, UnknownNameError
+from fedmosaic.report.console import console, plain, print_table
+
+app = typer.Typer()
+data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="methods, data, metrics, engines, cards or presets")] = "methods",
+    imports: Imports = None,
+    as_json: Json = False,
+) -> None:
+    """What there is: methods, data sets, metrics, engines, cards, presets."""
+    rows = _catalogue(kind)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    print_table(kind, list(rows[0]), [[str(v) for v in row.values()] for row in rows])
+
+
+@app.command()
+def describe(
+    method: Annotated[str, typer.Argument(help="A method.")], imports: Imports = None, as_json: Json = False
+) -> None:
+    """A method: its paper, its settings, what leaves the device, which engines run it, and the numbers to expect."""
+    from fedmosaic.cli.described import described_method
+
+    found = described_method(method)
+    if as_json:
+        print(json.dumps(found))
+        return
+    out = console()
+    out.print(f"[bold]{method}[/]: {found['title']}\n{found['paper']}\n")
+    out.print(found["about"], markup=False)
+    rows = [[plain(v) for v in s.values()] for s in found["settings"]]
+    print_table("settings", ["setting", "default", "meaning"], rows)
+    if found["central"]:
+        out.print("central: one client holds the data of everybody; nothing is federated")
+    if found["parameters"]:
+        print_table(
+            "parameters", list(found["parameters"][0]), [[plain(v) for v in p.values()] for p in found["parameters"]]
+        )
+    if found["engines"]:
+        print_table("engines", ["engine", "runs it?"], [[name, words] for name, words in found["engines"].items()])
+    size = found["bytes"]
+    out.print(
+        f"per client and round, {size['items']:,} items: sends {size['up']:,} bytes (dense), receives {size['down']:,}"
+    )
+    for dataset, (hr, ndcg) in found["expect"].items():
+        out.print(f"expect on {dataset} (strict pool, 1 + 99, seed 0): HR@10 {hr}, NDCG@10 {ndcg}")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What a bug report needs: versions, machine, cache, data folder."""
+    import os
+
+    from fedmosaic.core.machine import environment
+    from fedmosaic.data.cache import cache_folder
+
+    cache = cache_folder()
+    report = environment() | {
+        "cache": str(cache),
+        "cached": sorted(p.name for p in cache.iterdir()) if cache.is_dir() else [],
+        "FEDMOSAIC_DATA": os.environ.get("FEDMOSAIC_DATA", "not set"),
+    }
+    if as_json:
+        print(json.dumps(report))
+        return
+    rows = [
+        [k, ", ".join(f"{n} {v}" for n, v in value.items()) if isinstance(value, dict) else str(value)]
+        for k, value in report.items()
+    ]
+    print_table("doctor", ["what", "value"], rows)
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """Data sets that can be named."""
+    list_("data", None, as_json)
+
+
+@data_app.command("fetch")
+def data_fetch(names: Annotated[list[str], typer.Argument(help="Data sets.")], data_dir: DataDir = None) -> None:
+    """Bring data sets into the cache (or find them in the data folder)."""
+    from fedmosaic.data.sources import Source, source
+
+    for name in names:
+        one = source(name)
+        if not isinstance(one, Source):
+            raise SettingsError(f"{name} is made, not fetched; there is nothing to bring")
+        found = one.find(data_dir)
+        print(f"{name}: {found.fetched or 'already here'} -> {found.folder}")
+        if found.fetched:
+            print(f"  licence: {one.licence}", file=sys.stderr)
+
+
+@data_app.command("describe")
+def data_describe(
+    name: Annotated[str, typer.Argument(help="A data set or a file.")],
+    pairs: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", metavar="KEY=VALUE...")] = None,
+    imports: Imports = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Counts, as papers print them."""
+    from fedmosaic.runs.settings import Settings, parse_pairs
+
+    note_licence(name, data_dir)
+    counts = Settings.make("popularity", name, parse_pairs(pairs or [])).load_data(data_dir).describe()
+    if as_json:
+        print(json.dumps({"dataset": name, **counts}))
+        return
+    print_table(name, ["what", "count"], [[k, plain(v)] for k, v in counts.items()])
+
+
+def _catalogue(kind: str) -> list[dict[str, Any]]:
+    if kind == "methods":
+        from fedmosaic.methods.registry import entries
+
+        return [{"method": e.name, "what": e.title, "paper": e.paper} for e in entries()]
+    if kind == "data":
+        from fedmosaic.data.sources import sources
+
+        return [
+            {"data set": s.name, "what": s.title, "counts": " / ".join(f"{c:,}" for c in s.counts or ())}
+            for s in sources()
+        ]
+    if kind == "metrics":
+        from fedmosaic.evaluation.metrics import CUTS, METRICS
+
+        return [{"metric": name, "what": m.title, "cuts": ", ".join(map(str, CUTS))} for name, m in METRICS.items()]
+    if kind == "engines":
+        from fedmosaic.engines.choice import ENGINES
+
+        return [{"engine": name} for name in ("auto", *ENGINES)]
+    if kind == "cards":
+        from fedmosaic.reproduce.shelf import CARDS
+
+        return [{"card": c.name, "what": c.title, "paper": c.paper} for c in CARDS.values()]
+    if kind == "presets":
+        from fedmosaic.runs.settings import presets
+
+        return [{"preset": n, "found by": t.splitlines()[0].removeprefix("# found by: ")} for n, t in presets().items()]
+    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics", "engines", "cards", "presets"])
