@@ -60,7 +60,7 @@ def describe(
         f"per client and round, {size['items']:,} items: sends {size['up']:,} bytes (dense), receives {size['down']:,}"
     )
     for dataset, (hr, ndcg) in found["expect"].items():
-        out.print(f"expect on {dataset} (strict pool, 1 + 99, seed 0): HR@10 {hr}, NDCG@10 {ndcg}")
+        out.print(f"expect of `fedmosaic run {method} {dataset}` (strict pool, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}")
 
 
 @app.command()

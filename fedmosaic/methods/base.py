@@ -72,10 +72,11 @@ class FederatedSettings(RoundSettings):
 
 @dataclass(frozen=True)
 class Entry:
-    """A method by name; `expect` maps a data set to its HR@10 and NDCG@10 (strict pool, 1 + 99, seed 0) in percent.
+    """A method by name.
 
     name: what users type. title: one line. paper: where it is from. settings: its settings, a pydantic model.
-    make: settings -> method; by default the settings are the method (closed forms).
+    make: settings -> method; by default the settings are the method (closed forms). expect: data set and settings, as
+    on the command line, -> HR@10 and NDCG@10 of the test in percent (strict pool, 1 + 99; a mean over several seeds).
     """
 
     name: str

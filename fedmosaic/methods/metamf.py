@@ -336,5 +336,6 @@ METHODS = (
         "Lin et al., Meta matrix factorization for federated rating predictions, SIGIR 2020",
         MetaSettings,
         MetaMF,
+        expect={"ml-100k ties=file": (61.1, 35.2)},
     ),
 )
