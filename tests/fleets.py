@@ -23,6 +23,7 @@ from fedmosaic.deploy.flower import client_app
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.protocol import TaskMessage, UpdateMessage
 
+NEEDS_TORCH = ("fedncf", "fedrecgel")  # their nodes answer, or train, by the general engine
 SMALL: dict[str, dict[str, Any]] = {
     "fedmf": {"item_rate": 2.0},
     "pfedrec": {"item_rate": 2.0},

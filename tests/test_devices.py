@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleets import (
+    NEEDS_TORCH,
     SMALL,
     LocalGrid,
     OneHot,
@@ -184,7 +185,7 @@ def test_chaos_costs_little_quality(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", list(SMALL))
 def test_nothing_private_is_sent(method: str, tmp_path: Path) -> None:
-    if method == "fedrecgel":
+    if method in NEEDS_TORCH:
         pytest.importorskip("torch")
     data = histories()
     server, nodes = make_fleet(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleets import LocalGrid, agreement_of, coordinator_of, finished, held, histories, make_fleet
+from fleets import NEEDS_TORCH, LocalGrid, agreement_of, coordinator_of, finished, held, histories, make_fleet
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import save
 
@@ -117,6 +117,8 @@ def test_no_mutant_of_a_message_gets_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize("support", ["padded", "touched"])
 @pytest.mark.parametrize("method", ["fedmf", "fedrap", "fedncf"])
 def test_support_decides_bytes_not_results(support: Any, method: str, tmp_path: Path) -> None:
+    if method in NEEDS_TORCH:
+        pytest.importorskip("torch")
     data = histories(4, 400)
     ends, sizes = [], []
     for name in ("dense", support):

@@ -209,7 +209,7 @@ def test_settings_that_diverge_lose_and_bad_spaces_are_refused(tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_the_same_records(runs: list[Path], tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch.utils.tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for _ in range(2):  # as often as one likes
@@ -226,7 +226,7 @@ def test_tensorboard_reads_the_same_records(runs: list[Path], tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_exporting_beside_the_runs_takes_nothing_from_them(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch.utils.tensorboard")
     settings = Settings.make("fedmf", "synthetic", SMALL)
     place = default_place(settings, tmp_path)
     start(settings, place)
@@ -237,7 +237,7 @@ def test_exporting_beside_the_runs_takes_nothing_from_them(tmp_path: Path) -> No
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch.utils.tensorboard")
     monkeypatch.chdir(tmp_path)
     words = ["run", "fedmf", "synthetic", *(f"{k}={v}" for k, v in SMALL.items()), "-q", "--out", "here"]
     assert run_command(*words, "--track", "tensorboard").code == 0

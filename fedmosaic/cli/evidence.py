@@ -157,7 +157,7 @@ def tune(
 
     given = parse_pairs(pairs or [])
     settings = Settings.make(method, dataset, given)
-    chosen = parse_space(space) if space else default_space(method)
+    chosen = parse_space(space, method) if space else default_space(method)
     if twice := [key for key in chosen if space and key in given]:
         raise SettingsError(f"{twice[0]} is given a value and a --space; choose one")
     search = Search(settings, trials, {k: v for k, v in chosen.items() if k not in given})

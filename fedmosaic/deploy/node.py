@@ -46,6 +46,7 @@ class Node:
         self.place = Path(place)
         self.agreement = Agreement.read(self.place)
         self.federation = self.agreement.build()
+        self.federation.check_installed()  # better here, to its owner, than in every answer
         self.items, self.info = read_catalogue(self.place, self.agreement)
         self.users, self.data = self._own_data()
         self.state, self.answered, self.meta = self._own_state()

@@ -138,7 +138,7 @@ def _rounds(
     try:
         state, position = folder.load_state(method, "latest", "previous")
         folder.load_state(method, "best")  # without it the selection would be lost
-        begun = Begun(state, position.round, position.best_round, position.best_value)
+        begun = Begun(state, position.round, position.rose, position.best_value)
     except ForeignError:
         raise
     except RunError:  # there is none yet, or it is damaged

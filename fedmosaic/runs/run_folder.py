@@ -22,7 +22,7 @@ class Position:
     """How far a run has come."""
 
     round: int = 0
-    best_round: int = 0
+    rose: int = 0  # the round in which the best value last rose
     best_value: float = -1.0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -34,7 +34,7 @@ class Position:
         step = seen.step
         return Position(
             round=step.round,
-            best_round=step.round if seen.best else self.best_round,
+            rose=seen.rose,
             best_value=seen.value,
             seconds=self.seconds + seconds,
             cpu_seconds=self.cpu_seconds + cpu_seconds,

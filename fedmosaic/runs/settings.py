@@ -67,7 +67,7 @@ class Settings(BaseModel):
     candidate_seed: int = Field(default=0, ge=0)
     select: str = Field(default="sampled:hr@10", description="what chooses the round: sampled or full, metric@k")
     evaluate_every: int = Field(default=1, ge=1, description="rounds between evaluations on validation")
-    patience: int | None = Field(default=None, ge=1, description="stop after so many rounds without a better one")
+    patience: int | None = Field(default=None, ge=1, description="stop after so many rounds in which validation did not rise")
     method_settings: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("select")

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedmosaic.runs.settings import Settings
 from fedmosaic.core.errors import SettingsError, UnknownNameError
+from fedmosaic.core.extras import require_torch
 from fedmosaic.runs.run_folder import RunFolder
+from fedmosaic.runs.settings import Settings
 
 
 class Tracker(Protocol):
@@ -45,6 +46,7 @@ class TensorBoard:
     """Event files in a folder of the run's name."""
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+        require_torch("writing for TensorBoard")
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:

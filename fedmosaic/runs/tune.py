@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmosaic.methods import registry
+from fedmosaic.methods.base import MethodSettings, renamed
 from fedmosaic.runs.settings import Settings
 from fedmosaic.data.split import Split
 from fedmosaic.core.errors import RunError, ScoreError, SettingsError, UnknownNameError
@@ -79,8 +80,8 @@ def default_space(method: str) -> dict[str, Choice]:
     return space
 
 
-def parse_space(texts: list[str]) -> dict[str, Choice]:
-    """`rate=0.01:3` is a logarithmic range, `dim=16,32,64` a choice.
+def parse_space(texts: list[str], method: str | None = None) -> dict[str, Choice]:
+    """`rate=0.01:3` is a logarithmic range, `dim=16,32,64` a choice; old names of a method's settings are mapped.
 
     >>> parse_space(["rate=0.01:3", "dim=16,32"])
     {'rate': (0.01, 3.0), 'dim': ['16', '32']}
@@ -95,6 +96,8 @@ def parse_space(texts: list[str]) -> dict[str, Choice]:
         space[name] = (low, high) if ":" in rest else [v for v in rest.split(",") if v]
         if not space[name] or (":" in rest and not 0 < low < high):
             raise SettingsError(f"a range needs 0 < low < high, a choice needs values: {text!r}")
+    if method is not None and issubclass(model := registry.entry(method).settings, MethodSettings):
+        return renamed(model, space, f"method {method}")
     return space
 
 

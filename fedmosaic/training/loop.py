@@ -85,6 +85,7 @@ class Seen(Generic[S]):
     step: Step[S]
     validation: dict[str, dict[str, float]] | None  # none: this round was not looked at
     value: float  # of the best round so far
+    rose: int  # the round in which that value last rose
     best: bool  # whether this round is the best so far, or as good
     last: bool  # whether training ends with it
 
@@ -97,11 +98,11 @@ class Seen(Generic[S]):
 
 @dataclass(frozen=True, eq=False)
 class Begun(Generic[S]):
-    """Where training goes on: a state, its round, and the best round so far."""
+    """Where training goes on: a state, its round, and the best value so far with the round in which it last rose."""
 
     state: S
     round: int
-    best_round: int
+    rose: int
     best_value: float
 
 
@@ -135,13 +136,13 @@ def train(
     """Train, and judge every round; the caller keeps the state of the round that is `best`.
 
     method, data, seed: what is trained, on what. validation: what judges; none, or nothing held out: the last round is
-    the best. begun: where to go on. patience: stop after so many rounds without a better one.
+    the best. begun: where to go on. patience: stop after so many rounds in which it did not rise.
     """
     judge = validation if validation is not None and validation.exists else None
-    best_round, best = (0, -1.0) if begun is None else (begun.best_round, begun.best_value)
+    rose, best = (0, -1.0) if begun is None else (begun.rose, begun.best_value)
 
     def enough(round: int) -> bool:
-        return patience is not None and judge is not None and round - best_round >= patience
+        return patience is not None and judge is not None and round - rose >= patience
 
     if begun is not None and enough(begun.round):  # it had stopped, and was cut before it could say so
         return
@@ -151,10 +152,10 @@ def train(
             better = last
         elif step.round % judge.every == 0 or last:
             found = judge.look(method, data, step)
-            better = judge.value(found) >= best  # ties: the later
-        if better:
-            best_round, best = step.round, best if found is None or judge is None else judge.value(found)
+            value = judge.value(found)
+            better = value >= best  # ties: the later
+            rose, best = (step.round, value) if value > best else (rose, best)
         stop = enough(step.round)
-        yield Seen(step, found, best, better, last or stop)
+        yield Seen(step, found, best, rose, better, last or stop)
         if stop:
             return
