@@ -23,16 +23,20 @@ _imported: set[str] = set()
 def add(file: str | Path) -> None:
     """Name a file of code; it is imported here, and in processes that are started from here."""
     path = str(Path(file).resolve())
-    known = [p for p in os.environ.get(VARIABLE, "").split(os.pathsep) if p]
-    if path not in known:
-        os.environ[VARIABLE] = os.pathsep.join([*known, path])
+    if path not in named():
+        os.environ[VARIABLE] = os.pathsep.join([*named(), path])
     load()
+
+
+def named() -> list[str]:
+    """The files that were named, for processes that must know them too."""
+    return [p for p in os.environ.get(VARIABLE, "").split(os.pathsep) if p]
 
 
 def load() -> None:
     """Import the files that were named and have not been imported yet."""
-    for path in os.environ.get(VARIABLE, "").split(os.pathsep):
-        if path and path not in _imported:
+    for path in named():
+        if path not in _imported:
             _imported.add(path)
             _run(Path(path))
 

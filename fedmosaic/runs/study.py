@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fedmosaic.core import buffers
+from fedmosaic.core import buffers, plugins
 from fedmosaic.runs import run as runs
 from fedmosaic.runs.settings import Settings
 from fedmosaic.core.errors import FedmosaicError, RunError
@@ -185,8 +185,8 @@ def _launch(cell: Cell, data_dir: Where, threads: int, largest: int | None) -> t
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["fedmosaic.runs.study"])
     ours, theirs = context.Pipe()
-    arguments = (cell.settings.to_toml(), str(cell.place), data_dir, threads, largest, theirs)
-    process = context.Process(target=_work, args=arguments, daemon=True)
+    order = _Order(cell.settings.to_toml(), str(cell.place), data_dir, threads, largest, plugins.named())
+    process = context.Process(target=_work, args=(order, theirs), daemon=True)
     process.start()
     theirs.close()
     return process, ours
@@ -204,19 +204,33 @@ def _collect(progress: StudyProgress, cell: Cell, process: BaseProcess, channel:
         progress.failed.append((cell, said or f"its process ended with code {process.exitcode} (out of memory?)"))
 
 
-def _work(toml: str, place: str, data_dir: Where, threads: int, largest: int | None, channel: Connection) -> None:
+@dataclass(frozen=True)
+class _Order:
+    """What a process of its own is told: a run, where, with how much, and which code of the user's own it needs."""
+
+    toml: str
+    place: str
+    data_dir: Where
+    threads: int
+    largest: int | None
+    imports: list[str]
+
+
+def _work(order: _Order, channel: Connection) -> None:
     """In a process of its own: one run, from its beginning or from where it was cut."""
     _end_with_parent(channel)
-    use_threads(threads)
+    use_threads(order.threads)
     buffers.keep_freed()
     try:
-        folder = RunFolder(place)
-        settings = Settings.from_toml(toml)
-        if _begun(folder, settings.load_data(data_dir).digest()):
-            runs.resume(place, data_dir=data_dir)
+        for file in order.imports:  # the fork server may be older than the user's wish
+            plugins.add(file)
+        folder = RunFolder(order.place)
+        settings = Settings.from_toml(order.toml)
+        if _begun(folder, settings.load_data(order.data_dir).digest()):
+            runs.resume(order.place, data_dir=order.data_dir)
         else:
-            runs.start(settings, place, data_dir=data_dir)
-        folder.trim(largest)
+            runs.start(settings, order.place, data_dir=order.data_dir)
+        folder.trim(order.largest)
     except FedmosaicError as error:
         channel.send(str(error))
         sys.exit(1)

@@ -19,7 +19,7 @@ def dual(score_rate: Schedule | None = None, item_rate: Schedule | None = None) 
 
     >>> from fedmosaic.methods.registry import entry
     >>> wrapped = dual()(entry("fedncf").build().algorithm)
-    >>> wrapped.sent, wrapped.keeps
+    >>> wrapped.sent, wrapped.answers_with_tuned_copy
     (('item',), True)
     """
 
