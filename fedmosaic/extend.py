@@ -8,9 +8,10 @@
     register_reduction("median", ...)          a reduction       Server("median")
     register_engine("name", factory)           an engine         engine=name
 
-An installed package does the same by entry points: groups `fedmosaic.methods` (an `Entry`) and `fedmosaic.sources` (an
-`OwnSource`). A wrapper needs no name: it is a function Algorithm -> Algorithm. What a model is given (`View`, `Batch`,
-`Context`) is explained in their docstrings; `check_engines`, `check_chunks` and `check_privacy` hold it to the laws.
+Begin with examples/own_algorithm.py. An installed package does the same by entry points: groups `fedmosaic.methods`
+(an `Entry`) and `fedmosaic.sources` (an `OwnSource`). A wrapper needs no name: it is a function Algorithm -> Algorithm.
+What a model is given (`View`, `Batch`, `Context`) is explained in their docstrings; `check_engines`, `check_chunks` and
+`check_privacy` hold it to the laws.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,13 @@ from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.split import Split, leave_one_out
 
 use_threads(1)  # the tests run in parallel processes already; PyTorch is asked only where it is in use
+# What cannot even be imported without an extra is left out, and said at the head of the run.
+collect_ignore = ["fleets.py", "test_deploy.py", "test_devices.py", "test_messages.py"] if not find_spec("flwr") else []
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_report_header() -> list[str]:
+    return [f"without Flower, left out: {', '.join(collect_ignore)}"] if collect_ignore else []
 
 
 @pytest.fixture(scope="session")

@@ -49,10 +49,16 @@ def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     yield file
+    forget(file)
+
+
+def forget(file: Path) -> None:
+    """As a new process would be: the file has not been imported."""
     registry._registered.pop("mine", None)
     sources._own.pop("twins", None)
     plugins._imported.discard(str(file))
-    sys.modules.pop("fedmosaic_import_mine", None)
+    for name in [n for n in sys.modules if n.startswith("fedmosaic_import_mine")]:
+        del sys.modules[name]
     os.environ.pop(plugins.VARIABLE, None)
 
 
@@ -77,7 +83,11 @@ def test_runs_of_a_study_know_the_file_too(own_file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("raise RuntimeError('no')", "RuntimeError: no"), ("import nothing_like_this", "ModuleNotFoundError")],
+    [
+        ("\nraise RuntimeError('no')", "line 2: RuntimeError: no"),
+        ("import nothing_like_this", "ModuleNotFoundError"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+    ],
 )
 def test_a_file_that_fails_is_told_in_a_line(own_file: Path, text: str, words: str) -> None:
     own_file.write_text(text)
@@ -85,6 +95,37 @@ def test_a_file_that_fails_is_told_in_a_line(own_file: Path, text: str, words: s
     assert (done.code, done.out) == (2, "")
     assert words in done.err
     assert "no such file" in run_command("list", "methods", "--import", "nowhere.py").err
+
+
+def test_edited_code_is_not_served_old_results(own_file: Path) -> None:
+    words = ("compare", "mine", "--data", "twins", "--seeds", "1", "--set", "rounds=1", "--set", "dim=4", "--json")
+    code = ("--quiet", "--import", str(own_file))
+    first = run_command(*words, *code)
+    assert first.code == 0, first.err
+    runs = {p: p.stat().st_mtime_ns for p in Path("runs").glob("mine-*/summary.json")}
+    again = run_command(*words, *code)
+    assert {p: p.stat().st_mtime_ns for p in runs} == runs, again.err
+    own_file.write_text(MINE + "# edited\n")
+    forget(own_file)
+    assert run_command(*words, *code).code == 0
+    assert all(p.stat().st_mtime_ns > before for p, before in runs.items())
+    own_file.write_text(MINE + "# edited again\n")
+    forget(own_file)
+    (place,) = {p.parent for p in runs}
+    done = run_command("recommend", str(place), "--user", "3", *code)
+    assert "belongs to another run" in done.err
+
+
+def test_a_setting_that_every_run_has_is_refused_in_a_method(own_file: Path) -> None:
+    own_file.write_text(MINE.replace('"""FedMF under another name."""', "item: int = 1"))
+    done = run_command("run", "mine", "twins", "--import", str(own_file))
+    assert "method mine has a setting 'item', which is a setting of every run" in done.err
+
+
+def test_a_maker_that_forgets_the_federation_is_told_so() -> None:
+    entry = fm.Entry("bare", "", "", fm.LinearSettings, fm.linear)
+    with pytest.raises(SettingsError, match=r"make of method bare gave a Algorithm.*federation\(s, algorithm\)"):
+        entry.build()
 
 
 def test_a_name_is_taken_once() -> None:

@@ -15,6 +15,7 @@ from fedmosaic import extend as fm
 from fedmosaic.algorithm.objective import ChunkedBCE
 from fedmosaic.algorithm.server import REDUCTIONS
 from fedmosaic.core.errors import FedmosaicError, ScoreError, SettingsError, UnknownNameError
+from fedmosaic.core.ragged import Ragged
 from fedmosaic.engines.choice import ENGINES, explain
 from fedmosaic.engines.fused.lower import Fields, Unfit, lower
 from fedmosaic.methods.registry import entry
@@ -280,7 +281,7 @@ def agrees(algorithm: fm.Algorithm) -> None:
         reject()
 
 
-@settings(max_examples=60, **AT_RANDOM)  # type: ignore[arg-type]
+@settings(max_examples=50, **AT_RANDOM)  # type: ignore[arg-type]
 @given(st.data())
 def test_algorithms_at_random_agree_with_loop_or_are_refused(data: st.DataObject) -> None:
     try:
@@ -290,7 +291,7 @@ def test_algorithms_at_random_agree_with_loop_or_are_refused(data: st.DataObject
     agrees(algorithm)
 
 
-@settings(max_examples=150, **AT_RANDOM)  # type: ignore[arg-type]
+@settings(max_examples=120, **AT_RANDOM)  # type: ignore[arg-type]
 @given(st.data())
 def test_neighbours_of_compiled_methods_agree_with_loop_or_are_refused(data: st.DataObject) -> None:
     try:
@@ -370,6 +371,44 @@ def test_a_phase_that_moves_what_the_loss_does_not_use_is_named() -> None:
     federation = fm.Federation(fm.Algorithm(Spare(3), roles, (fm.Pass((step,)),)))
     with pytest.raises(SettingsError, match="moves spare, which the loss does not use"):
         federation.advance(TOY, federation.start(TOY, 0), 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        (lambda *given: fm.bce(*given).mean(), r"this one gave shape \[\]"),
+        (lambda *given: fm.bce(*given)[:, None], r"this one gave shape \[\d+, 1\]"),
+        (lambda *given: 0.5, "this one gave float"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["loop", "simulate"])
+def test_an_objective_gives_one_loss_per_client(objective: Any, words: str, engine: str) -> None:
+    federation = fm.Federation(fedmf(objective=objective), engine=engine)
+    with pytest.raises(SettingsError, match=words):
+        federation.advance(TOY, federation.start(TOY, 0), 1, 0)
+
+
+def test_slips_of_hand_are_named() -> None:
+    with pytest.raises(SettingsError, match=r"names of a move are a tuple, \('user',\); got 'user'"):
+        fm.Move("user", 0.1)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="was it called, as in"):
+        fm.compose(fedmf(), fm.dual)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"a role is one of .*; user has 'private'"):
+        fedmf(roles={"item": fm.Role.SHARED, "user": "private", "bias": fm.Role.PRIVATE})
+
+
+def test_tuned_copies_answer_the_query_that_is_asked() -> None:
+    """Users who are not drawn answer as at their last round, to this query and not to the one before."""
+    federation = replace(entry("pfedrec").build({"dim": 3, "item_rate": 0.5}), participation=0.4)
+    rows = np.arange(TOY.n_users + 1) * 3
+    first, second = (Ragged(np.tile(np.array(items, np.int32), TOY.n_users), rows) for items in ([0, 1, 2], [7, 8, 9]))
+    state = federation.start(TOY, 0)
+    for number in (1, 2, 3):
+        state, _, _ = federation.advance(TOY, state, number, 0, first)
+    state, _, answers = federation.advance(TOY, state, 4, 0, second)
+    scores = federation.scorer(TOY, state).scores(np.arange(TOY.n_users))[:, [7, 8, 9]]
+    assert answers is not None
+    assert np.allclose(answers.reshape(-1, 3), scores, atol=1e-5)
 
 
 # ---- a reduction of one's own

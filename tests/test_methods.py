@@ -128,7 +128,7 @@ def test_pseudo_items_are_rows_that_were_not_trained() -> None:
     assert set(found.items["item"][4:]) < set(range(10)) - {7, 2, 5}
     assert len(set(found.items["item"][4:])) == 3
     assert (found.changes["item"][4:] != 0).all()
-    other = PseudoItems(3).encode(replace(parcel, members=np.array([4, 8])))
+    other = PseudoItems(3).encode(replace(parcel, client_ids=np.array([4, 8])))
     assert not np.array_equal(found.changes["item"], other.changes["item"])
     few = PseudoItems(9).encode(parcel)
     assert sorted([*few.items["item"][:3], *few.items["item"][4:]]) == list(range(10))  # no more than there are

@@ -138,6 +138,7 @@ def test_every_method_has_a_space_or_nothing_to_tune() -> None:
 
 
 def test_a_search_continues_and_its_preset_runs(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="searches need the extra `tune`")
     settings = Settings.make("fedmf", "synthetic", {k: v for k, v in SMALL.items() if k != "item_rate"})
     space = parse_space(["user_rate=0.01:1", "item_rate=0.5:20"])
     told: list[int] = []
@@ -179,6 +180,7 @@ def _metrics(place: Path) -> list[dict[str, Any]]:
 
 
 def test_settings_that_diverge_lose_and_bad_spaces_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="searches need the extra `tune`")
     settings = Settings.make("fedmf", "synthetic", SMALL)
     space = {"user_rate": (1e30, 1e32)}
     found = tune(Search(settings, 2, space), tmp_path / "tune.log")

@@ -3,14 +3,14 @@
     fedmf   = Algorithm(LinearScorer(32), roles={"item": SHARED, "user": PRIVATE, "bias": PRIVATE}, ...)
     pfedrec = dual()(fedmf)                                       # a wrapper returns another algorithm
 
-Private parameters cannot reach the upload: `finish` hands it only the names whose role says they are sent.
+Private parameters cannot reach the upload: `finish` (engines/round.py) hands it only the names whose role says they are
+sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from math import ceil
 from typing import Any, Literal
 
@@ -55,6 +55,11 @@ class Algorithm:
             raise SettingsError(
                 f"every parameter needs exactly one role; without role: {absent or 'none'}, "
                 f"unknown: {extra or 'none'}; the model has {', '.join(specs)}"
+            )
+        strange = [n for n, role in self.roles.items() if not isinstance(role, Role)]
+        if strange:
+            raise SettingsError(
+                f"a role is one of {', '.join(map(str, Role))}; {strange[0]} has {self.roles[strange[0]]!r}"
             )
         never = (Role.PRIVATE, Role.REBUILT)
         wrong = [n for n, s in specs.items() if s.axis is Axis.USER and self.roles[n] not in never]
@@ -203,7 +208,13 @@ class Algorithm:
 
 def compose(base: Algorithm, *wrappers: Wrapper) -> Algorithm:
     """Apply wrappers from left to right."""
-    return reduce(lambda algorithm, wrap: wrap(algorithm), wrappers, base)
+    for wrap in wrappers:
+        made: Any = wrap(base)
+        if not isinstance(made, Algorithm):
+            name = getattr(wrap, "__name__", type(wrap).__name__)
+            raise SettingsError(f"the wrapper {name} gave no algorithm; was it called, as in `dual()`?")
+        base = made
+    return base
 
 
 def require_table(wrapper: str, host: Algorithm, table: str) -> None:

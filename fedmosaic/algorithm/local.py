@@ -48,7 +48,7 @@ Rate = float | npt.NDArray[np.float32]  # one for all, or one per row
 
 @dataclass(frozen=True)
 class PerItem:
-    """A rate that grows with the catalogue, as in PFedRec's released code: factor · items · gamma^(round - 1)."""
+    """A rate that grows with the catalogue, as in PFedRec's code: factor · number of items · gamma^(round - 1)."""
 
     factor: float
     gamma: float = 1.0
@@ -180,6 +180,10 @@ class Move:
     names: tuple[str, ...]
     rate: Schedule
     rule: StepRule = SGD()
+
+    def __post_init__(self) -> None:
+        if type(self.names) is not tuple:
+            raise SettingsError(f"names of a move are a tuple, ('user',); got {self.names!r}")
 
     @property
     def spreads(self) -> float:

@@ -41,13 +41,13 @@ class Parcel:
     before: Mapping[str, Array]
     owners: Mapping[str, Array]  # per row, the client's place in the block
     items: Mapping[str, I32]  # per row of an item table, its item; other tensors are not named here
-    members: I64  # the clients
+    client_ids: I64  # in the federation
     ctx: Context
 
     @property
     def clients(self) -> int:
         """How many clients there are in it."""
-        return self.members.size
+        return self.client_ids.size
 
 
 class Encoder(Protocol):

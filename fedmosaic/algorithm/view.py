@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 from fedmosaic.algorithm.parameters import Spec
+from fedmosaic.core.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,11 +57,17 @@ class View:
 
     def stored(self, name: str, items: Tensor) -> Tensor:
         """Rows of an item table, as they are."""
-        return self._rows(self.params[name], items)
+        return self._rows(self._named(self.params, name), items)
 
     def received(self, name: str, items: Tensor) -> Tensor:
         """Rows of an item table, as the server sent them."""
-        return self._rows(self.given[name], items)
+        return self._rows(self._named(self.given, name), items)
+
+    @staticmethod
+    def _named(params: Mapping[str, Tensor], name: str) -> Tensor:
+        if name not in params:
+            raise UnknownNameError("parameter", name, params)
+        return params[name]
 
     def _rows(self, table: Tensor, items: Tensor) -> Tensor:
         if self.batch.direct and items is self.batch.items:
@@ -74,11 +81,11 @@ class View:
 
     def vector(self, name: str) -> Tensor:
         """Row of a user table for each example; one that all examples of a client share keeps length 1."""
-        return _gather(self.params[name], self.batch.users)
+        return _gather(self._named(self.params, name), self.batch.users)
 
     def whole(self, name: str) -> Tensor:
         """A client's own tensor, [clients, ...]."""
-        return self.params[name]
+        return self._named(self.params, name)
 
     def linear(self, name: str, *parts: Tensor) -> Tensor:
         """A layer of the client's own on the concatenated parts: [x_1 ; x_2 ; ...] W + b.

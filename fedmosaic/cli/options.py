@@ -17,7 +17,7 @@ Imports = Annotated[
         "--import",
         metavar="FILE",
         callback=lambda files: _import(files),
-        help="Python file with methods or data sources of your own.",
+        help="A Python file with methods, data, metrics ... of your own.",
     ),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: one per processor).")]

@@ -8,6 +8,8 @@
 A negative is the r-th item outside the excluded list, r drawn from the client's key: one draw each, no rejection, so
 the result depends on nothing but (seed, round, client, slot). Draws are with replacement. A user whose pool is empty
 gets no negatives.
+
+The compiled engine draws the same numbers in a loop of its own: `draw_examples` in engines/fused/pieces.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from fedmosaic.engines.task import Outcome, Task
 from fedmosaic.engines.uploads import add_noise, apply
 from fedmosaic.training.method import RoundRecord
 
+# local work of a round; work of a device that is asked; answers with what is everybody's (central training)
+Purpose = Literal["local", "serve", "common"]
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -33,7 +37,7 @@ class Federation:
     pooled: bool = False  # one client that holds everybody: central training
     engine: str = "auto"
     team: Team | None = None  # the processes that share the work; none: this one alone
-    _engines: dict[tuple[str, Holding], Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _engines: dict[tuple[Purpose, Holding], Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check_installed(self) -> None:
         """Refuse an algorithm that no installed engine runs."""
@@ -60,8 +64,8 @@ class Federation:
         worked, done = self.contribute(data, state, ctx, cohort, asked)
         after = replace(worked, server=apply(self.algorithm, worked.server, done.total, ctx))
         answers = None if query is None else self._answers(data, state, after, query, members, done.answers)
-        if tuned:
-            after = replace(after, answers=answers)  # of users who were not asked this round, too
+        if tuned:  # users who are not drawn next round answer as they did now
+            after = replace(after, answers=answers, asked=query)
         return after, self._record(data, state, done), answers
 
     def contribute(
@@ -83,7 +87,7 @@ class Federation:
         """The engine that runs this algorithm on such data; decided once."""
         return self._engine("local", holding_of(data), self.algorithm)
 
-    def _engine(self, purpose: str, holding: Holding, algorithm: Algorithm) -> Engine:
+    def _engine(self, purpose: Purpose, holding: Holding, algorithm: Algorithm) -> Engine:
         if (purpose, holding) not in self._engines:
             self._engines[purpose, holding] = choose(algorithm, holding, self.engine)
         return self._engines[purpose, holding]
@@ -135,7 +139,8 @@ class Federation:
         kept, new = np.flatnonzero(~strange), np.flatnonzero(strange)
         if new.size:
             result[slots(asked, new)] = self._scorer(data, after).pairs(asked.take(new), users[new])
-        if kept.size and before.answers is not None and before.answers.size == query.values.size:
+        same = before.asked is query or (before.asked is None and before.answers is not None)
+        if kept.size and same and before.answers is not None and before.answers.size == query.values.size:
             result[slots(asked, kept)] = before.answers[slots(query, users[kept])]
         elif kept.size:
             part = asked.take(kept)

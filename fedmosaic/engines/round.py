@@ -1,12 +1,12 @@
-"""One round as four pure functions, for a block of clients; a device is a block of one.
+"""One round as four functions, for a block of clients; a device is a block of one.
 
     begin(algorithm, task, clients)     -> Block      copies of what the clients received and what they hold
     train_batch(algorithm, block, turn) -> Block      every phase takes a step
     finish(algorithm, block)            -> UploadSum, what stays
     apply(algorithm, server, total)     -> server'    (uploads.py)
 
-The losses of all clients are added and differentiated once; no two clients own the same row, so every gradient is the
-client's own.
+The block's copies move in place, nothing else does. The losses of all clients are added and differentiated once; no two
+clients own the same row, so every gradient is the client's own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedmosaic.algorithm.local import Context, Move, Phase, Rate, value_of
 from fedmosaic.algorithm.parameters import Axis, Role, Spec, first_table
 from fedmosaic.algorithm.upload import Parcel, UploadSum
 from fedmosaic.algorithm.view import Batch, View
+from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.fixed_point import fixed
 from fedmosaic.core.ragged import I64
 from fedmosaic.engines.block import Block, Turn, history_of, plan
@@ -107,7 +108,7 @@ def train_batch(algorithm: Algorithm, block: Block, turn: Turn, phases: tuple[Ph
 
         def losses(values: Any, heads: dict[str, Tensor] = heads) -> Tensor:
             view = View({**heads, **values}, turn.batch, given, history)
-            return algorithm.objective(algorithm.model, view, turn.batch, ctx)
+            return _checked(algorithm.objective(algorithm.model, view, turn.batch, ctx), turn.active)
 
         value, gradients = algorithm.gradient(losses, {n: heads[n] for n in phase.names}, owners, ctx)
         if number == 0:
@@ -118,6 +119,17 @@ def train_batch(algorithm: Algorithm, block: Block, turn: Turn, phases: tuple[Ph
             for name in move.names:
                 _step(algorithm, block, turn, move, name, gradients[name], heads[name], owners[name], ctx)
     return block
+
+
+def _checked(losses: Any, clients: int) -> Tensor:
+    """One loss per client: a mean over clients would give everybody a share of the others' gradients."""
+    if not isinstance(losses, Tensor) or tuple(losses.shape) != (clients,):
+        found = f"shape {list(losses.shape)}" if hasattr(losses, "shape") else type(losses).__name__
+        raise SettingsError(
+            f"an objective gives one loss per client, a tensor of shape [clients], here [{clients}]; this one gave "
+            f"{found}. `mean(values, batch)` takes the mean over each client's examples"
+        )
+    return losses
 
 
 def _step(

@@ -284,7 +284,8 @@ class FederationState:
     devices: DeviceStore
     last: npt.NDArray[np.int32]  # per client, the round of its last participation (0: never)
     replay: Replay | None = None
-    answers: Array | None = None  # to the validation query, where tuned copies answered it
+    answers: Array | None = None  # to a query, where tuned copies answered it
+    asked: Ragged | None = None  # that query; a state that was read from a file goes on with the query of its run
 
     def pack(self) -> dict[str, Array]:
         """As named arrays, for a file."""

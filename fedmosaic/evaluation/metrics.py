@@ -66,7 +66,10 @@ class Ranks:
     def per_user(self, name: str, k: int) -> F64:
         """One value per evaluated user, in the order of `users`."""
         one_of("metric", name, METRICS)
-        return METRICS[name].per_user(self, k)
+        values = np.asarray(METRICS[name].per_user(self, k), dtype=np.float64)
+        if values.shape != self.users.shape:
+            raise SettingsError(f"metric {name!r} gives one value per user, {self.users.size}; it gave {values.shape}")
+        return values
 
     def by_user(self, values: F64) -> F64:
         """Values of held-out interactions, added up per user."""
@@ -139,7 +142,7 @@ METRICS: dict[str, Metric] = {
 
 
 def register_metric(name: str, metric: Metric) -> None:
-    """Add a metric of one's own: it stands in every table of results, and rounds can be selected by it."""
+    """Add a metric of one's own: it stands in results at all cuts, and `select=` chooses rounds by it at any cut."""
     if name in METRICS or not name.isidentifier():
         raise SettingsError(f"{name!r} is taken, or is no plain name; choose another")
     METRICS[name] = metric

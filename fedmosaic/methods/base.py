@@ -88,7 +88,13 @@ class Entry:
 
     def build(self, settings: Mapping[str, Any] | None = None) -> Any:
         """The method with some settings changed; unknown ones are refused by name."""
-        method: Method[Any] = self.make(validated(self.settings, dict(settings or {}), f"method {self.name}"))
+        made = self.make(validated(self.settings, dict(settings or {}), f"method {self.name}"))
+        if not hasattr(made, "advance"):
+            kind = type(made).__name__
+            raise SettingsError(
+                f"make of method {self.name} gave a {kind}, not a method; federation(s, algorithm) makes one"
+            )
+        method: Method[Any] = made
         return method
 
 
@@ -103,14 +109,16 @@ def validated(model: type[S], values: Mapping[str, Any], owner: str) -> S:
         return model(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise SettingsError(f"setting {where} of {owner}: {first['msg']} (got {first['input']!r})") from None
+        where, words = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise SettingsError(f"setting {where} of {owner}: {words} (got {first['input']!r})") from None
 
 
 def renamed(model: type[MethodSettings], values: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Settings under their new names, with a warning for each old one."""
     for old, new in model.RENAMED.items():
         if old in values and old not in model.model_fields:
+            if new in values:
+                raise SettingsError(f"{new} of {owner} is given twice, once by its old name {old}")
             warn_renamed(f"setting {old!r} of {owner}", repr(new))
     return model.modern(values)
 

@@ -4,6 +4,7 @@ For every batch first the score function takes a step with the items held still,
 held still. The tables are averaged on the server; a device answers with the rows it tuned (algorithm/wrappers/dual.py).
 
 Paper: Zhang et al., Dual personalization on federated recommendation, IJCAI 2023. Settings: those of FedMF.
+Under the strict pool it is below FedMF, under the paper's pool above it: docs/leak.md says why.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from fedmosaic.core.errors import SettingsError, UnknownNameError
 from fedmosaic.methods.base import Entry
 
 GROUP = "fedmosaic.methods"
+HINT = "A method of your own needs --import FILE"
 BUILT_IN = {  # method -> its file in this room
     "popularity": "popularity", "itemknn": "itemknn", "ease": "ease", "ials": "ials", "fcf": "fcf",
     "fedmf": "fedmf", "pfedrec": "pfedrec", "local-only": "local_only",
@@ -50,14 +51,14 @@ def entry(name: str) -> Entry:
         loaded = plugins.loaded(found[name], Entry)
         register(loaded)
     if name not in _registered:
-        raise UnknownNameError("method", name, names())
+        raise UnknownNameError("method", name, names(), HINT)
     return _registered[name]
 
 
 def check_name(name: str) -> None:
     """Refuse a name that no method has, without importing any."""
     if name not in BUILT_IN and name not in (known := names()):
-        raise UnknownNameError("method", name, known)
+        raise UnknownNameError("method", name, known, HINT)
 
 
 def entries() -> Iterator[Entry]:

@@ -146,7 +146,7 @@ class PseudoItems(OneSided):
     def encode(self, parcel: Parcel) -> Parcel:
         """Rows of a client's other items, behind all real ones."""
         key = keys.derive(
-            seed=parcel.ctx.own_seed, purpose=keys.Purpose.PSEUDO, round=parcel.ctx.round, client=parcel.members
+            seed=parcel.ctx.own_seed, purpose=keys.Purpose.PSEUDO, round=parcel.ctx.round, client=parcel.client_ids
         )
         changes, before, owners = dict(parcel.changes), dict(parcel.before), dict(parcel.owners)
         items = dict(parcel.items)

@@ -45,7 +45,10 @@ def _note(line: dict[str, Any]) -> str:
         return str(line["note"])
     parts = [f"loss {line['loss']:.4f}"] if line.get("loss") is not None else []
     if "validation" in line:
-        parts.append(f"validation HR@10 {100 * line['validation']['sampled']['hr@10']:.2f}")
+        found = line["validation"]
+        protocol = "full" if "full" in found else "sampled"
+        metric = next((m for m in found[protocol] if m not in ("hr@10", "ndcg@10")), "hr@10")  # one that was asked for
+        parts.append(f"validation {protocol} {metric.upper()} {100 * found[protocol][metric]:.2f}")
     return " ".join(parts)
 
 

@@ -183,7 +183,7 @@ def _summary(
         "best_round": at.round,
         "protocol": settings.protocol(split.rule, candidates.short),
         "candidates": settings.candidates,
-        **{str(part): found.summary() for part, found in evaluations.items()},
+        **{str(part): _judged(found, settings.select) for part, found in evaluations.items()},
         "interval": {
             name: vars(bootstrap(ranks.per_user("hr", 10)))
             for name, ranks in (("sampled", test.sampled), ("full", test.full))
@@ -201,6 +201,15 @@ def _summary(
         },
         "run": str(folder.place),
     }
+
+
+def _judged(found: Evaluation, select: str) -> dict[str, Any]:
+    """All metrics at the usual cuts, and the one that chose the round at its own."""
+    summary, (protocol, metric) = found.summary(), select.split(":")
+    ranks, (name, cut) = found.full if protocol == "full" else found.sampled, metric.split("@")
+    assert ranks is not None
+    summary[protocol].setdefault(metric, ranks.mean(name, int(cut)))
+    return summary
 
 
 def _table(method: Method[Any], state: Any) -> dict[str, Any]:

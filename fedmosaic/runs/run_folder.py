@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from fedmosaic.methods.registry import entry
 from fedmosaic.runs.settings import Settings
+from fedmosaic.core import plugins
 from fedmosaic.core.errors import ForeignError, RunError
 from fedmosaic.serving.catalogue import Catalogue
 from fedmosaic.serving.recommender import FederatedRecommender
@@ -79,7 +81,8 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot create {place}: {error.strerror}") from None
         where = None if data_dir is None else str(Path(data_dir).resolve())
-        write_json(place / "env.json", environment() | {"data_dir": where, "data": data})
+        code = plugins.code_digest(entry(settings.method).settings)
+        write_json(place / "env.json", environment() | {"data_dir": where, "data": data, "code": code})
         write_atomic(place / "config.toml", settings.to_toml())
         return folder
 
@@ -111,6 +114,12 @@ class RunFolder:
         found: str | None = read_json(self.place / "env.json").get("data")
         return found
 
+    @property
+    def same_code(self) -> bool:
+        """Whether the method's own code is what it was; that of the library is known by its version."""
+        before = read_json(self.place / "env.json").get("code", "")
+        return bool(before == plugins.code_digest(entry(self.settings().method).settings))
+
     def trim(self, largest: int | None = None) -> None:
         """Drop states a finished run does not need: those for resuming, and one over `largest` bytes."""
         checkpoint = self.place / "checkpoint"
@@ -141,7 +150,9 @@ class RunFolder:
     def _binding(self) -> dict[str, str]:
         """What a checkpoint belongs to: these settings, on this data."""
         config = (self.place / "config.toml").read_text()
-        return {"method": self.settings().method, "config": digest_of({}, config)[:16], "data": self.data or ""}
+        method = self.settings().method
+        bound = {"method": method, "config": digest_of({}, config)[:16], "data": self.data or ""}
+        return bound | {"code": plugins.code_digest(entry(method).settings)}
 
     def save_state(self, name: str, arrays: Tensors, position: Position) -> None:
         """Write a state; the latest one is kept twice, so that a damaged file costs a round and not the run."""
@@ -163,7 +174,7 @@ class RunFolder:
             position = meta.pop("position", None)
             if position is None or meta != self._binding():
                 raise ForeignError(
-                    f"{path} belongs to another run (method {meta.get('method', 'unknown')}; its settings or data differ); "
+                    f"{path} belongs to another run (method {meta.get('method', 'unknown')}; its settings, data or code differ); "
                     "put the right file back, or start the run again"
                 )
             return method.unpack(arrays, str(path)), Position(**position)

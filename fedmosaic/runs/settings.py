@@ -87,6 +87,9 @@ class Settings(BaseModel):
         {'lam': 200.0}
         """
         entry = registry.entry(method)
+        clash = [name for name in entry.settings.model_fields if name in cls.model_fields]
+        if clash:
+            raise SettingsError(f"method {method} has a setting {clash[0]!r}, which is a setting of every run; rename it")
         own = {k: v for k, v in (given or {}).items() if k in cls.model_fields and k != "method_settings"}
         rest = dict((given or {}).get("method_settings", {}))
         rest |= {k: v for k, v in (given or {}).items() if k not in cls.model_fields}
@@ -94,8 +97,8 @@ class Settings(BaseModel):
             rest = renamed(entry.settings, rest, f"method {method}")
         for key in rest:
             if key not in entry.settings.model_fields:
-                known = [f for f in cls.model_fields if f != "method_settings"] + list(entry.settings.model_fields)
-                raise UnknownNameError("setting", key, known, f"`fedmosaic describe {method}` explains them")
+                known = [*entry.settings.model_fields, *(f for f in cls.model_fields if f != "method_settings")]
+                raise UnknownNameError("setting", key, known, f"`fedmosaic describe {method}` explains the method's")
         chosen = validated(entry.settings, rest, f"method {method}")
         # none is every optional setting's default, and TOML cannot say it
         typed = {k: v for k, v in chosen.model_dump().items() if k in rest and v is not None}
@@ -209,9 +212,9 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
         key, sign, value = pair.partition("=")
         if not sign or not key:
             raise SettingsError(f"expected key=value, got {pair!r}")
+        key = key.replace("-", "_")
         if key in result:
             raise SettingsError(f"setting {key!r} is given twice")
-        key = key.replace("-", "_")
         result[key] = None if value.lower() in {"none", "null"} else int(value) if value.isdigit() else value
     return result
 

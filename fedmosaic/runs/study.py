@@ -67,6 +67,8 @@ class Cell:
         if not folder.finished:
             return None
         try:
+            if not folder.same_code:  # the user's own method has been edited since
+                return None
             runs.load_ranks(self.place)
             return Record.of(folder)
         except (FedmosaicError, KeyError, TypeError):
@@ -222,8 +224,7 @@ def _work(order: _Order, channel: Connection) -> None:
     use_threads(order.threads)
     buffers.keep_freed()
     try:
-        for file in order.imports:  # the fork server may be older than the user's wish
-            plugins.add(file)
+        plugins.only(order.imports)
         folder = RunFolder(order.place)
         settings = Settings.from_toml(order.toml)
         if _begun(folder, settings.load_data(order.data_dir).digest()):
@@ -242,7 +243,7 @@ def _work(order: _Order, channel: Connection) -> None:
 def _begun(folder: RunFolder, data: str) -> bool:
     """Whether there is a run on this data to go on with; one that looks finished is here because it is damaged."""
     try:
-        return folder.started and not folder.finished and folder.data == data
+        return folder.started and not folder.finished and folder.data == data and folder.same_code
     except RunError:  # it does not say on which data
         return False
 

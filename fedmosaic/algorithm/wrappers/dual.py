@@ -14,7 +14,7 @@ from fedmosaic.algorithm.parameters import UPLOADED, Axis, Role
 from fedmosaic.core.errors import SettingsError
 
 
-def dual(score_rate: Schedule | None = None, item_rate: Schedule | None = None) -> Wrapper:
+def dual(user_rate: Schedule | None = None, item_rate: Schedule | None = None) -> Wrapper:
     """Wrap any host; rates of score side and items that are not given are the host's own.
 
     >>> from fedmosaic.methods.registry import entry
@@ -37,7 +37,7 @@ def dual(score_rate: Schedule | None = None, item_rate: Schedule | None = None) 
 
     def _alternate(one: Pass, score: tuple[str, ...], items: tuple[str, ...]) -> Pass:
         moves = [m for phase in one.phases for m in phase.moves]
-        phases = (_phase(moves, score, score_rate), _phase(moves, items, item_rate))
+        phases = (_phase(moves, score, user_rate), _phase(moves, items, item_rate))
         return replace(one, phases=tuple(phase for phase in phases if phase.moves))
 
     def _phase(moves: list[Move], names: tuple[str, ...], rate: Schedule | None) -> Phase:

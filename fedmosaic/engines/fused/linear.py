@@ -43,7 +43,7 @@ class LinearProgram:
         algorithm, count = self.algorithm, workers or thread_count()
         item = np.ascontiguousarray(task.server["item"], dtype=np.float32)
         user, bias = skeleton.user_side(algorithm, task)
-        cohort, longest = skeleton.cohort_of(algorithm, task), skeleton.longest_of(algorithm, task)
+        cohort, longest = skeleton.people_of(algorithm, task), skeleton.longest_of(algorithm, task)
         passes = skeleton.passes_of(algorithm, task.ctx, ("user", "item"))
         sums = skeleton.sums_of(task, item, count)
         table = (item, user, bias, "bias" in algorithm.specs)

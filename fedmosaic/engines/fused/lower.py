@@ -104,7 +104,7 @@ def _scorer(model: Any) -> None:
 def _linear(algorithm: Algorithm) -> LinearProgram:
     taken = _common(algorithm)
     _scorer(taken.take("model"))
-    taken.need("objective", bce, f"its objective is {_name(algorithm.objective)}, not plain cross-entropy")
+    taken.need("objective", bce, f"its objective is {_name(algorithm.objective)!r}, not plain cross-entropy")
     taken.need("prepare", None, "something is computed as the round goes")
     roles = taken.take("roles")
     _need_roles(roles, ("item",), (Role.SHARED, Role.PERSONALISED))
@@ -210,7 +210,7 @@ def _net(algorithm: Algorithm) -> NetProgram:
     model = Fields(taken.take("model"), NCF, "its model")
     model.take("dim", "tower", "init")
     model.close()
-    taken.need("objective", bce, f"its objective is {_name(algorithm.objective)}, not plain cross-entropy")
+    taken.need("objective", bce, f"its objective is {_name(algorithm.objective)!r}, not plain cross-entropy")
     taken.need("prepare", None, "something is computed as the round goes")
     roles, layers = taken.take("roles"), network(algorithm)
     _need_roles(roles, ("item",), (Role.SHARED, Role.PERSONALISED))
@@ -234,7 +234,7 @@ def _pool(algorithm: Algorithm) -> PoolProgram:
         Fields(model, NCF, "its model").take("dim", "tower", "init")
     else:
         _scorer(model)
-    taken.need("objective", bce, f"its objective is {_name(algorithm.objective)}, not plain cross-entropy")
+    taken.need("objective", bce, f"its objective is {_name(algorithm.objective)!r}, not plain cross-entropy")
     taken.need("prepare", None, "something is computed as the round goes")
     _need_roles(taken.take("roles"), tuple(algorithm.specs), (Role.PRIVATE,))
     local = taken.take("local")

@@ -71,7 +71,7 @@ class NetProgram:
         source = {n: task.devices.dense(n)[cohort] if private else task.server[n][None] for n in names}
         nets = np.concatenate([v.reshape(v.shape[0], -1) for v in source.values()], axis=1).astype(np.float32)
         user = task.devices.dense("user")[cohort]
-        people, longest = skeleton.cohort_of(algorithm, task), skeleton.longest_of(algorithm, task)
+        people, longest = skeleton.people_of(algorithm, task), skeleton.longest_of(algorithm, task)
         passes = skeleton.passes_of(algorithm, task.ctx, (names[0], "user", "item"))
         sums, net_totals = skeleton.sums_of(task, item, count), np.zeros((count, nets.shape[1]), np.int64)
         table = (item, user, nets, not private, widths)

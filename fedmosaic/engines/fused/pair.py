@@ -162,7 +162,7 @@ class PairProgram:
         item = self._common(task)
         user, bias = skeleton.user_side(algorithm, task)
         plan, own_rows = self._plan(task.ctx), self._own_rows(task)
-        cohort, longest = skeleton.cohort_of(algorithm, task), skeleton.longest_of(algorithm, task)
+        cohort, longest = skeleton.people_of(algorithm, task), skeleton.longest_of(algorithm, task)
         mix, shrunk = self._mix(task, task.cohort), np.ones((clients, 2), np.float32)
         sums = skeleton.sums_of(task, item, count)
         table = (item, user, bias, mix, shrunk)
@@ -326,7 +326,7 @@ class PairProgram:
                 before={"item": np.tile(item, (count, 1))},
                 owners={"item": np.repeat(np.arange(count), n_items)},
                 items={"item": np.tile(np.arange(n_items, dtype=np.int32), count)},
-                members=task.data.ids_of(task.cohort[places.start : places.stop]),
+                client_ids=task.data.ids_of(task.cohort[places.start : places.stop]),
                 ctx=task.ctx,
             )
             more, found = summed(self.algorithm, parcel, {})

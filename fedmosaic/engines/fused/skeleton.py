@@ -87,7 +87,7 @@ class Sums(NamedTuple):
     answers: Any
 
 
-def cohort_of(algorithm: Algorithm, task: Task) -> Cohort:
+def people_of(algorithm: Algorithm, task: Task) -> Cohort:
     """The cohort of a task."""
     data, query = task.data, task.query_items
     asked = query if query is not None else Ragged.from_rows([[]] * task.cohort.size)
