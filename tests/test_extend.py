@@ -112,7 +112,7 @@ def test_edited_code_is_not_served_old_results(own_file: Path) -> None:
     own_file.write_text(MINE + "# edited again\n")
     forget(own_file)
     (place,) = {p.parent for p in runs}
-    done = run_command("recommend", str(place), "--user", "3", *code)
+    done = run_command("recommend", str(place), "--user", "3", "--import", str(own_file))
     assert "belongs to another run" in done.err
 
 
