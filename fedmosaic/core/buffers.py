@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Block = npt.NDArray[np.uint8]
+Buffer = npt.NDArray[np.uint8]
+LINE = 64  # bytes of a cache line
 SMALLEST = 16 << 20  # bytes; smaller arrays are left to NumPy
 SLACK = 1.25  # tables grow a little from round to round; what is not touched costs nothing
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # as mallopt(3) numbers them
-_blocks: list[Block] = []
+_blocks: list[Buffer] = []
 _lock = threading.Lock()
 
 
-def _readers(blocks: list[Block]) -> list[int]:
+def _readers(blocks: list[Buffer]) -> list[int]:
     return [sys.getrefcount(block) for block in blocks]
 
 
@@ -51,6 +52,18 @@ def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         # one spare block of a size is enough; outgrown ones are given back
         _blocks[:] = [b for i, b in enumerate(_blocks) if i not in alike] + [block]
     return block[:size].view(dtype).reshape(shape)
+
+
+def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """As np.empty, beginning at a cache line: rows of 32 numbers then lie in two lines instead of three.
+
+    >>> aligned((3, 32), np.float32).ctypes.data % 64
+    0
+    """
+    size = prod(shape) * np.dtype(dtype).itemsize
+    block = np.empty(size + LINE, np.uint8)
+    begin = -block.ctypes.data % LINE
+    return block[begin : begin + size].view(dtype).reshape(shape)
 
 
 def keep_freed() -> None:

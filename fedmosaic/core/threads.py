@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -33,12 +34,24 @@ def use_threads(count: int) -> None:
 
 
 def deal(work: Callable[[int], T], count: int) -> list[T]:
-    """work(0) ... work(count - 1), each in a thread of its own; results in order.
+    """work(0) ... work(count - 1) side by side, the first in this thread; results in order.
 
     >>> deal(lambda worker: worker * 2, 3)
     [0, 2, 4]
     """
-    if count == 1:
-        return [work(0)]
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(work, range(count)))
+    others = [_pool(count - 1).submit(work, worker) for worker in range(1, count)] if count > 1 else []
+    try:
+        first = work(0)
+    finally:
+        wait(others)  # nobody goes on writing into arrays that the caller has given up
+    return [first, *(other.result() for other in others)]
+
+
+@cache
+def _pool(size: int) -> ThreadPoolExecutor:
+    """Threads that stay: starting them takes as long as a small round."""
+    return ThreadPoolExecutor(size, thread_name_prefix="fedmosaic")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork has none of its parent's threads

@@ -15,6 +15,7 @@ import numpy as np
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.models.ncf import NCF
 from fedmosaic.algorithm.parameters import Axis, Role
+from fedmosaic.core.buffers import aligned
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.core.threads import thread_count
 from fedmosaic.engines.fused import skeleton
@@ -39,11 +40,11 @@ class Tower(NamedTuple):
         """For so many examples; `dim` numbers of a vector that all share, `size` in a network."""
         wide = max(int(widths.max()), dim)
         return cls(
-            np.empty(size, np.float32),
-            np.empty((widths.size, wide, widest), np.float32),
-            np.empty((2, wide, widest), np.float32),
-            np.empty(wide, np.float32),
-            np.empty(dim, np.float32),
+            aligned((size,), np.float32),
+            aligned((widths.size, wide, widest), np.float32),
+            aligned((2, wide, widest), np.float32),
+            aligned((wide,), np.float32),
+            aligned((dim,), np.float32),
         )
 
 

@@ -119,9 +119,9 @@ class PairRoom(NamedTuple):
         """For one worker; `form` of the decorrelation, if any."""
         rows, dim = room.rows.shape
         wide = rows if form else 1
-        common, base, read = (np.empty((rows, dim), np.float32) for _ in range(3))
+        common, base, read = (buffers.aligned((rows, dim), np.float32) for _ in range(3))
         places, distinct, times = (np.empty(rows, np.int32) for _ in range(3))
-        left, right, push = (np.empty((wide, dim), np.float32) for _ in range(3))
+        left, right, push = (buffers.aligned((wide, dim), np.float32) for _ in range(3))
         stamp, coef = np.full(rows, -1, np.int64), np.empty(rows, np.float32)
         spread, other, rates = np.empty(dim, np.float32), np.empty(dim, np.float32), np.empty(3, np.float32)
         return cls(common, base, read, stamp, places, distinct, times, coef, left, right, push, spread, other, rates)

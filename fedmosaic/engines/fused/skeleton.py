@@ -18,6 +18,7 @@ from fedmosaic.algorithm.local import PARTS, Context, value_of
 from fedmosaic.algorithm.parameters import Role
 from fedmosaic.algorithm.upload import UploadSum
 from fedmosaic.core import keys
+from fedmosaic.core.buffers import aligned
 from fedmosaic.core.errors import ScoreError
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.core.threads import deal, thread_count
@@ -127,16 +128,14 @@ def room_of(algorithm: Algorithm, task: Task, dim: int, longest: int) -> Room:
     """Room for one worker."""
     n_items = task.data.n_items
     widest = min(max((one.batch_size for one in algorithm.local), default=1), longest)
-    owner, near = np.full(n_items, -1, np.int32), np.full((n_items, dim), EMPTY, np.float32)
-    (pool_items, place, met, listed) = (np.zeros(n_items, np.int32) for _ in range(4))
-    items, first, code = (np.empty(longest, np.int32) for _ in range(3))
-    at, bits = np.empty(widest, np.int32), np.empty(widest, np.int32)
-    label, score, part = (np.empty(widest, np.float32) for _ in range(3))
-    rows, slope, w = (
-        np.empty((min(n_items, longest), dim), np.float32),
-        np.empty(dim, np.float32),
-        np.empty(dim, np.float32),
-    )
+    owner, near = aligned((n_items,), np.int32), aligned((n_items, dim), np.float32)
+    owner[:], near[:] = -1, EMPTY
+    pool_items, place, met, listed = (aligned((n_items,), np.int32) for _ in range(4))
+    items, first, code = (aligned((longest,), np.int32) for _ in range(3))
+    at, bits = aligned((widest,), np.int32), aligned((widest,), np.int32)
+    label, score, part = (aligned((widest,), np.float32) for _ in range(3))
+    slope, w = aligned((dim,), np.float32), aligned((dim,), np.float32)
+    rows = aligned((min(n_items, longest), dim), np.float32)
     return Room(
         pool_items, items, owner, place, met, first, code, rows, near, listed, at, label, score, bits,
         bits.view(np.float32), part, slope, w,
