@@ -65,10 +65,14 @@ def meet(cohort: Any, c: Any, room: Any) -> Any:
 @piece()
 def choose(n: Any, positives: Any, part: Any, room: Any) -> Any:
     """Copy a part's examples (0 all, 1 support, 2 query) to `code`; returns their number."""
-    m, whole = 0, part == 0 or positives < 2
+    if part == 0 or positives < 2:
+        for e in range(n):
+            room.code[e] = room.first[e]
+        return n
+    m = 0
     for e in range(n):
         place = e if e < positives else e - positives
-        if whole or place % 2 == part - 1:
+        if place % 2 == part - 1:
             room.code[m] = room.first[e]
             m += 1
     return m

@@ -163,10 +163,13 @@ def run_workers(work: Callable[[int, int], bool], workers: int | None = None) ->
 
 def collected(sums: Sequence[Sums], shrink: Mapping[str, int] | None = None) -> UploadSum:
     """The workers' sums as one."""
-    losses, seen = sums[0].losses, sums[0].seen
+    losses, seen, total, touched = sums[0].losses, sums[0].seen, sums[0].total, sums[0].touched
+    for other in sums[1:]:
+        total += other.total
+        touched += other.touched
     return UploadSum(
-        totals={"item": np.sum([s.total for s in sums], axis=0)},
-        touched=np.sum([s.touched for s in sums], axis=0),
+        totals={"item": total},
+        touched=touched,
         clients=seen.size,
         examples=int(seen.sum()),
         loss=float((losses / np.maximum(seen, 1)).sum()),
