@@ -33,15 +33,18 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
 
 def entry(**options: Any) -> Callable[[F], F]:
     """Compile a function that Python calls: kept in the cache, and run without the interpreter's lock."""
-    found: Callable[[F], F] = numba.njit(cache=True, nogil=True, **options)
+    found: Callable[[F], F] = numba.njit(
+        **{"cache": True, "nogil": True, "fastmath": False, "error_model": "numpy", **options}
+    )
     return found
 
 
 def piece(**options: Any) -> Callable[[F], F]:
     """Compile a function that only compiled code calls.
 
-    It is not cached by itself: what comes out of the cache cannot be inlined. And it says what arithmetic it has: else
+    It is not cached by itself: what comes out of the cache cannot be inlined. Divisions are NumPy's, because a check for
+    zero in every one keeps loops from being vectorised. And it says what arithmetic it has: else
     Numba would take over that of the caller which happens to be compiled first, and bits would depend on the order.
     """
-    found: Callable[[F], F] = numba.njit(**{"fastmath": False, "error_model": "python", **options})
+    found: Callable[[F], F] = numba.njit(**{"fastmath": False, "error_model": "numpy", **options})
     return found
