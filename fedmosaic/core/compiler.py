@@ -42,9 +42,9 @@ def entry(**options: Any) -> Callable[[F], F]:
 def piece(**options: Any) -> Callable[[F], F]:
     """Compile a function that only compiled code calls.
 
-    It is not cached by itself: what comes out of the cache cannot be inlined. Divisions are NumPy's, because a check for
-    zero in every one keeps loops from being vectorised. And it says what arithmetic it has: else Numba would take over
-    that of the caller which happens to be compiled first, and bits would depend on the order.
+    It is not cached by itself: what comes out of the cache cannot be inlined. Divisions are NumPy's, because a check
+    for zero in every one keeps loops from being vectorised. And it says what arithmetic it has: else Numba would take
+    over that of the caller which happens to be compiled first, and bits would depend on the order.
     """
     found: Callable[[F], F] = numba.njit(**{"fastmath": False, "error_model": "numpy", **options})
     return found
