@@ -35,7 +35,7 @@ LIGHT := $(VENV)-light
 
 $(LIGHT)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(LIGHT)
-	@$(LIGHT)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]' pytest pytest-xdist hypothesis pandas pyarrow
+	@$(LIGHT)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest pytest-xdist hypothesis pandas pyarrow
 	@touch $@
 
 test-light: $(LIGHT)/.core  ## the tests that need no PyTorch, in an environment without it

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
-import torch
 from slow_personal import SlowFedRAP, SlowGEL
 from slow_twin import SlowTwin
 
 from fedmosaic import leave_one_out, load
 from fedmosaic.core.ragged import Ragged
+from fedmosaic.core.threads import use_threads
 from fedmosaic.data.negatives import draw_candidates, training_set
 from fedmosaic.data.split import Part
 from fedmosaic.evaluation.evaluate import make_probe, rank_probe
@@ -99,8 +98,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=["pfedrec", "fedncf", "fedrap", "fedrecgel", "central"])
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
+    use_threads(1)
     films = leave_one_out(load("ml-100k", args.data_dir), ties="file")
     lists = draw_candidates(films)
     if "pfedrec" in args.only:

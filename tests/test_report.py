@@ -9,13 +9,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from commands import run_command
 
 from fedmosaic.core.errors import RunError, SettingsError, UnknownNameError
 from fedmosaic.methods import registry
 from fedmosaic.report import figures
+from fedmosaic.report.chart import Line, Panel, chart
 from fedmosaic.report.page import write_page
 from fedmosaic.runs.run import default_place, start
 from fedmosaic.runs.run_folder import RunFolder
@@ -60,8 +60,8 @@ def test_names_are_drawn_as_words_and_take_the_colour_of_the_page(tmp_path: Path
         settings = Settings.make("fedmf", str(tmp_path / f"{name}.csv"), {"dim": 4, "rounds": 3, "item_rate": 2.0})
         start(settings, tmp_path / name)
     text = write_page([tmp_path / "plain", tmp_path / "pay$x_$y"], tmp_path / "report.html", users=2).read_text()
-    assert re.search(r"<text[^>]*>fedmf pay\$x_\$y", text)
-    assert "svg text { fill: currentColor; }" in text, "black words on a dark page"
+    assert re.search(r"</svg> fedmf pay\$x_\$y[^<]*</span>", text)
+    assert 'fill="currentColor"' in text, "black words on a dark page"
 
 
 def test_runs_that_knew_what_is_hidden_are_not_called_honest(tmp_path: Path) -> None:
@@ -76,10 +76,24 @@ def test_runs_that_knew_what_is_hidden_are_not_called_honest(tmp_path: Path) -> 
 
 
 def test_more_curves_than_colours_can_be_drawn_and_told_apart() -> None:
-    many = {f"method {n}": np.linspace(-1, 1, 5) for n in range(12)}
-    figures.pyplot().close(figures.gains(many, "gain"))
+    many: dict[str, Line] = {f"method {n}": ([1, 2, 3], [n, -n, 0.5]) for n in range(24)}
+    text = chart([Panel("gains", "x", "y", many, zero=True)])
+    assert len(set(re.findall(r"<polyline (.*?) points", text))) == 24
+    pytest.importorskip("matplotlib", reason="figures of documents need the extra `reproduce`")
     figures.pyplot().close(figures.bars({"one": dict.fromkeys(many, 1.0)}, "height"))
     assert len({tuple(figures.mark(n).items()) for n in range(24)}) == 24
+
+
+def test_a_chart_draws_what_it_can_and_leaves_out_what_it_cannot() -> None:
+    lines: dict[str, Line] = {"<b>": ([1, 10, 100], [1e-9, float("nan"), 0.5]), "one": ([5], [0.0]), "none": ([], [])}
+    for log in (False, True):
+        text = chart([Panel("a & b", "x", "y", lines, log_x=True, log_y=log)])
+        assert "nan" not in text.replace("<title>", ""), "a point without a place"
+        assert "<b>" not in text
+    places = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', chart([Panel("t", "x", "y", {"up": ([0, 1], [0, 1])})]))
+    (left, low), (right, high) = [(float(x), float(y)) for x, y in places]
+    assert left < right
+    assert low > high, "values grow upwards, SVG's places downwards"
 
 
 def test_the_page_works_in_a_browser(runs: list[Path], tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise SettingsError("figures need matplotlib: pip install 'fedmosaic[report]'") from None
+        raise SettingsError("figures need matplotlib: pip install 'fedmosaic[reproduce]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -195,21 +195,6 @@ def landscapes(surfaces: Mapping[str, tuple[Any, Any]], *, words: str) -> Any:
         flat.set_xlabel("first direction")
         flat.set_ylabel("second direction" if at == 0 else "")
     figure.colorbar(drawn, ax=figure.axes, label=words, shrink=0.6)
-    return figure
-
-
-def gains(differences: Mapping[str, Any], y: str) -> Any:
-    """Per-user difference of two methods, users sorted: who gains, who loses, and by how much."""
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(5.2, 3.0))
-    for number, (name, values) in enumerate(differences.items()):
-        ordered = np.sort(np.asarray(values))
-        share = (np.arange(ordered.size) + 0.5) / ordered.size
-        axis.step(share, ordered, where="mid", label=name, **{**mark(1 + number), "marker": ""})
-    axis.axhline(0, color="#888888", linewidth=0.8)
-    axis.set_xlabel("share of users, worst first")
-    axis.set_ylabel(y)
-    _legend(figure, axis, len(differences))
     return figure
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fedmosaic.core.errors import RunError, SettingsError
+from fedmosaic.core.errors import RunError
 from fedmosaic.core.machine import environment
-from fedmosaic.report import figures
+from fedmosaic.report.chart import Panel, chart
 from fedmosaic.report.curves import HR, validation_curve
 from fedmosaic.runs.ledger import Record
 from fedmosaic.runs.run import load_ranks
@@ -32,10 +31,8 @@ def write_page(
     places: Sequence[str | Path], out: str | Path, *, users: int = 40, tell: Callable[[str], None] | None = None
 ) -> Path:
     """Write the page of some finished runs; `users` of them can be looked at one by one."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise SettingsError("the report needs jinja2: pip install 'fedmosaic[report]'") from None
+    from jinja2 import Environment, StrictUndefined
+
     say = tell or (lambda text: None)
     runs = _runs(places)
     context: dict[str, Any] = {
@@ -180,20 +177,8 @@ def _groups(run: _Run) -> dict[str, Any]:
     }
 
 
-def _svg(figure: Any, name: str) -> str:
-    """Inline SVG that takes the page's text colour."""
-    plt = figures.pyplot()
-    out = io.StringIO()
-    with plt.rc_context({"svg.hashsalt": name}):  # ids of two figures must not meet on one page
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    plt.close(figure)
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    return text.replace("#000000", "currentColor").replace("stroke: #000", "stroke: currentColor")
-
-
-def _figure(name: str, figure: Any, caption: str) -> dict[str, str]:
-    return {"svg": _svg(figure, name), "caption": caption}
+def _figure(panels: Sequence[Panel], caption: str, runs: Sequence[_Run]) -> dict[str, str]:
+    return {"svg": chart(panels, [run.name for run in runs]), "caption": caption}
 
 
 def _curves(runs: Sequence[_Run]) -> list[dict[str, str]]:
@@ -201,13 +186,12 @@ def _curves(runs: Sequence[_Run]) -> list[dict[str, str]]:
     lines = {name: line for name, line in lines.items() if len(line.rounds) > 1}
     if not lines:
         return []
-    panels = {
-        "by round": {name: (line.rounds, line.values) for name, line in lines.items()},
-        "by time": {name: (line.seconds, line.values) for name, line in lines.items()},
-    }
-    drawn = figures.curves(panels, ["round", "seconds"], f"validation {HR}")
+    panels = [
+        Panel("by round", "round", HR, {name: (line.rounds, line.values) for name, line in lines.items()}),
+        Panel("by time", "seconds", HR, {name: (line.seconds, line.values) for name, line in lines.items()}),
+    ]
     words = "Learning: validation HR@10 among the drawn candidates. A first run of a kind compiles in its first round."
-    return [_figure("curves", drawn, words)]
+    return [_figure(panels, words, runs)]
 
 
 def _distribution(runs: Sequence[_Run]) -> list[dict[str, str]]:
@@ -217,9 +201,9 @@ def _distribution(runs: Sequence[_Run]) -> list[dict[str, str]]:
         middle = np.sort(_best_ranks(run))
         at = np.unique(np.geomspace(1, max(middle[-1], 2), 60).astype(np.int64))
         lines[run.name] = (at.tolist(), [100 * float((middle <= k).mean()) for k in at])
-    drawn = figures.curves({"all unseen items": lines}, ["length of the list"], "users served (%)", log=[True])
+    panel = Panel("all unseen items", "length of the list", "users served (%)", lines, log_x=True)
     return [
-        _figure("users", drawn, "Users whose hidden item stands in a list of that length, ranking all unseen items.")
+        _figure([panel], "Users whose hidden item stands in a list of that length, ranking all unseen items.", runs)
     ]
 
 
@@ -230,10 +214,13 @@ def _gains(runs: Sequence[_Run]) -> list[dict[str, str]]:
         first, *rest = [r for r in runs if r.group == group]
         if rest:
             base = np.log2(_best_ranks(first))
-            lines = {r.name: base - np.log2(_best_ranks(r)) for r in rest}
-            figure = figures.gains(lines, "halvings of the rank")
+            share = np.linspace(0, 1, 101)
+            lines = {
+                r.name: (share.tolist(), np.quantile(base - np.log2(_best_ranks(r)), share).tolist()) for r in rest
+            }
+            panel = Panel(group[0], "share of users, worst first", "halvings of the rank", lines, zero=True)
             words = "Per user: how many times the hidden item's rank halves (up) or doubles (down)"
-            drawn.append(_figure(f"gains{len(drawn)}", figure, f"{words} against {first.name}, {group[0]}."))
+            drawn.append(_figure([panel], f"{words} against {first.name}, {group[0]}.", runs))
     return drawn
 
 
@@ -255,8 +242,11 @@ def _spectra(runs: Sequence[_Run]) -> list[dict[str, str]]:
                 model = run.folder.recommender()
             except RunError:  # the state was dropped to save room
                 continue
-            found[run.name] = singular_values(np.asarray(model.method_.vectors(model.state_))).tolist()
-    return [_figure("spectra", figures.spectra(found), "Singular values of the common item tables.")] if found else []
+            values = singular_values(np.asarray(model.method_.vectors(model.state_)))
+            relative = (values / max(float(values[0]), 1e-12)).tolist()
+            found[run.name] = (list(range(1, len(relative) + 1)), relative)
+    panel = Panel("item tables", "singular value", "relative to the largest", found, log_y=True)
+    return [_figure([panel], "Singular values of the common item tables.", runs)] if found else []
 
 
 def _panel(runs: Sequence[_Run], count: int, say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ def tsne(rows: Any) -> Any:
     try:
         from sklearn.manifold import TSNE
     except ImportError:
-        raise SettingsError("t-SNE needs scikit-learn: pip install 'fedmosaic[report]'") from None
+        raise SettingsError("t-SNE needs scikit-learn: pip install 'fedmosaic[reproduce]'") from None
     fitted = TSNE(n_components=2, perplexity=PERPLEXITY, init="pca", random_state=0, max_iter=500)
     return fitted.fit_transform(np.asarray(rows, dtype=np.float32))
 
