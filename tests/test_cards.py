@@ -153,6 +153,7 @@ def assert_drawn(card: Card, results: Results, folder: Path) -> None:
 def test_every_drawing_is_written_twice(
     name: str, shelf: tuple[dict[str, Card], Results], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("matplotlib", reason="figures of documents need the extra `reproduce`")
     if name in ("spectra", "inference", "additive", "tsne"):  # which look into states, by the general engine
         pytest.importorskip("torch")
     monkeypatch.setattr(draw_rows, "PERPLEXITY", 5)
@@ -214,6 +215,7 @@ def test_chance_is_ten_of_the_candidates(shelf: tuple[dict[str, Card], Results])
 
 
 def test_a_book_says_what_it_rests_on(shelf: tuple[dict[str, Card], Results], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures of documents need the extra `reproduce`")
     cards, results = shelf
     claims = (
         replace(

@@ -97,6 +97,7 @@ def test_folders_that_were_there_before_are_added(made: tuple[Path, Path], tmp_p
 def test_a_book_is_written_from_the_ledger_alone(
     made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("matplotlib", reason="figures of documents need the extra `reproduce`")
     parent, path = made
     monkeypatch.setitem(NAMES, "synthetic", "a shop")
     claim = Claim("FedMF", "synthetic", "fedmf", {**TOY, "ties": "hash"}, paper=(50.0, None))

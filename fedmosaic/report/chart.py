@@ -35,7 +35,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Axis:
+class Scale:
     """Values low ... high laid over places begin ... end."""
 
     low: float
@@ -47,7 +47,7 @@ class Axis:
     def place(self, value: float) -> float:
         """Where a value stands.
 
-        >>> Axis(1, 100, 0, 10, log=True).place(10)
+        >>> Scale(1, 100, 0, 10, log=True).place(10)
         5.0
         """
         low, high, at = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
@@ -56,9 +56,9 @@ class Axis:
     def ticks(self) -> list[float]:
         """Round values within the axis: 1, 2 or 5 times a power of ten.
 
-        >>> Axis(0, 48, 0, 1, log=False).ticks()
+        >>> Scale(0, 48, 0, 1, log=False).ticks()
         [0.0, 10.0, 20.0, 30.0, 40.0]
-        >>> Axis(1, 1500, 0, 1, log=True).ticks()
+        >>> Scale(1, 1500, 0, 1, log=True).ticks()
         [1.0, 10.0, 100.0, 1000.0]
         """
         if self.log:
@@ -112,11 +112,11 @@ def _clean(line: Line, panel: Panel) -> list[tuple[float, float]]:
     ]
 
 
-def _axis(values: Sequence[float], begin: float, end: float, log: bool) -> Axis:
+def _axis(values: Sequence[float], begin: float, end: float, log: bool) -> Scale:
     low, high = (min(values), max(values)) if values else (1.0, 2.0)
     if low == high:
         low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
-    return Axis(low, high, begin, end, log)
+    return Scale(low, high, begin, end, log)
 
 
 def _panel(panel: Panel, numbers: Mapping[str, int]) -> str:
