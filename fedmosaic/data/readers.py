@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from fedmosaic.data.fetch import Located
@@ -117,6 +118,25 @@ def filmtrust(found: Located, **filters: Any) -> Interactions:
     return Interactions.from_csv(
         found.path("ratings.txt"), user=1, item=2, rating=3, separator=" ", header=False, **filters
     )
+
+
+def filmtrust_drawn(found: Located, **filters: Any) -> Interactions:
+    """The same with times as FedRecGEL's authors drew them: seed 42, over the rows in the order of the file.
+
+    time = draw · 10^6 + place of the row within its user, draw uniform among 0 ... 10^9 - 1.
+    """
+    whole = filmtrust(found, duplicates="keep")
+    assert whole.row is not None
+    order = np.argsort(whole.row)
+    draws = np.random.default_rng(42).integers(0, 10**9, order.size)
+    user, item = whole.user[order], whole.item[order]
+    place = pl.DataFrame({"user": user}).select(pl.int_range(pl.len()).over("user")).to_series().to_numpy()
+    rows = {
+        "user": whole.users.take(user).to_list(),
+        "item": whole.items.take(item).to_list(),
+        "time": (draws * 10**6 + place).tolist(),
+    }
+    return Interactions.from_frame(rows, time="time", **filters)
 
 
 def qb_article(found: Located, **filters: Any) -> Interactions:

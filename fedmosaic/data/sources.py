@@ -296,6 +296,14 @@ SOURCES: dict[str, Source] = {
             min_rows=5,
             counts=(34_889, 1_227, 2_059),
         ),
+        replace(
+            _FILMTRUST_SET,
+            name="filmtrust-5-drawn",
+            title="The same, with the times that FedRecGEL's authors drew at random",
+            read=readers.filmtrust_drawn,
+            min_rows=5,
+            counts=(34_889, 1_227, 2_059),
+        ),
         Source(
             "qb-article",
             "Tenrec QB-article clicks, users with 5 or more (bring QB-article.csv)",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedmosaic.data.interactions import Interactions
 
 Ties = Literal["hash", "file"]
+Straddle = bool | Literal["once"]
 Part = Literal["validation", "test"]
 Bool = npt.NDArray[np.bool_]
 
@@ -62,13 +63,15 @@ class Split:
         return self.train.unique() if part == "validation" else self.train.union(self.validation)
 
 
-def leave_one_out(data: Interactions, *, ties: Ties = "hash", straddle: bool = False, validation: bool = True) -> Split:
+def leave_one_out(
+    data: Interactions, *, ties: Ties = "hash", straddle: Straddle = False, validation: bool = True
+) -> Split:
     """Last event of each user to test, the one before to validation, the rest to training.
 
     Without `validation` that event is trained on too, and nothing is left to select a round or a setting by; some
     papers do so. Users with fewer than three events are trained on and not evaluated. If repeated pairs were kept in
     `data`, training rows of a held-out pair are removed; `straddle=True` leaves them in, which is a leak and serves
-    only to reproduce runs that had it.
+    only to reproduce runs that had it; `straddle="once"` leaves them in too, and trains on every pair once.
     """
     order = _order(data, ties)
     user = data.user[order]
@@ -151,7 +154,7 @@ def _assemble(
     test: Bool,
     rule: str,
     *,
-    straddle: bool,
+    straddle: Straddle,
     counts: dict[str, int],
 ) -> Split:
     user, item = data.user[order], data.item[order]
@@ -163,6 +166,9 @@ def _assemble(
         leaking = train & np.isin(pair, pair[validation | test])
         train = train & ~leaking
         counts["training rows removed because their pair is held out"] = int(leaking.sum())
+    if straddle == "once":
+        counts["repeats of training rows"] = int((train & ~_latest(pair, train)).sum())
+        train = train & _latest(pair, train)
     if data.repeats:  # a pair is held out once, at its latest
         validation, test = (part & _latest(pair, part) for part in (validation, test))
     known = np.bincount(user[train], minlength=len(data.users))

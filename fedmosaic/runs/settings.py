@@ -23,7 +23,7 @@ from fedmosaic.methods.base import MethodSettings, renamed, validated
 from fedmosaic.data import sources
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.negatives import Pool
-from fedmosaic.data.split import Split, Ties, leave_one_out, ratio_split, time_split
+from fedmosaic.data.split import Straddle, Split, Ties, leave_one_out, ratio_split, time_split
 from fedmosaic.core.errors import DataError, SettingsError, UnknownNameError
 from fedmosaic.training.method import Method
 
@@ -60,7 +60,9 @@ class Settings(BaseModel):
         default="leave-one-out", description="last-out holds out no validation: the last round is reported"
     )
     ties: Ties = Field(default="hash", description="order of events at the same time; file = as papers")
-    straddle: bool = Field(default=False, description="leave training rows of held-out pairs in (a leak)")
+    straddle: Straddle = Field(
+        default=False, description="leave training rows of held-out pairs in (a leak); once: each pair once"
+    )
     validation_share: float = Field(default=0.1, ge=0, lt=1)
     test_share: float = Field(default=0.1, gt=0, lt=1)
     candidates: int = Field(default=99, ge=1, description="sampled items beside each held-out one")

@@ -3,7 +3,7 @@
     item_j = common_j + own_j            common: shared; own: private, kept from round to round
     loss   = host's loss - apart(a) · mean (own - common)² + sparse(a) · norm(common)
 
-Both terms are means over the rows of a batch and their numbers, as in the released code; `a` counts rounds from 0. The
+Both terms are means over the rows of a batch and their numbers, as in the released code. The
 minus sign pushes the two views apart, the norm is meant to make the shared one sparse.
 """
 
@@ -38,10 +38,13 @@ SHAPES: dict[Shape, Callable[[int], float]] = {
 
 @dataclass(frozen=True)
 class Ramp:
-    """A weight that changes over rounds: top · shape(a), with a = 0 in the first round.
+    """A weight that changes over rounds: top · shape(a), where a counts rounds from 0 and lags by one.
 
-    >>> [round(Ramp(1.0, "tanh")(Context(r, 0, 1, 1)), 4) for r in (1, 11)]
-    [0.0, 0.7616]
+    The released code computes its weights when a round is over, for the next: the first round has them as given, the
+    second those of a = 0.
+
+    >>> [round(Ramp(1.0, "tanh")(Context(r, 0, 1, 1)), 4) for r in (1, 2, 12)]
+    [1.0, 0.0, 0.7616]
     """
 
     top: float
@@ -52,7 +55,7 @@ class Ramp:
 
     def __call__(self, ctx: Context) -> float:
         """The weight in a round."""
-        return self.top * SHAPES[self.shape](ctx.round - 1)
+        return self.top * (SHAPES[self.shape](ctx.round - 2) if ctx.round > 1 else 1.0)
 
 
 @dataclass(frozen=True)
