@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, compose
 from fedmosaic.algorithm.local import SGD, Adagrad, Adam, Context, Decay, Move, Pass, PerItem, Phase, Schedule, StepRule
 from fedmosaic.algorithm.models.linear import LinearScorer
-from fedmosaic.algorithm.models.ncf import NCF, NeuMF
-from fedmosaic.algorithm.objective import Objective, bce, mean
+from fedmosaic.algorithm.models.ncf import NCF, NeuMF, ScoreFunction
+from fedmosaic.algorithm.objective import Objective, bce, bpr, mean
 from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec
 from fedmosaic.algorithm.server import Reduction, Server, register_reduction
 from fedmosaic.algorithm.upload import Encoder, Parcel, Upload, UploadSum
@@ -54,10 +54,10 @@ __all__ = [
     "NCF", "SGD", "Adagrad", "Adam", "Algorithm", "Axis", "Batch", "ClosedForm", "Context", "Decay", "Encoder",
     "Engine", "Entry", "FederatedSettings", "Federation", "Init", "Interactions", "LinearScorer", "LinearSettings",
     "Method", "Metric", "Model", "Move", "NTKWeight", "NeuMF", "Objective", "Outcome", "OwnSource", "Parcel", "Pass",
-    "PerItem", "Phase", "Ranks", "Reduction", "Refusal", "Role", "RoundRecord", "Schedule", "Server", "Spec",
-    "StepRule", "Task", "TrainingSet", "Upload", "UploadSum", "View", "Wrapper", "additive", "bce", "check_chunks",
-    "check_engines", "check_privacy", "clipped", "compose", "dual", "federation", "linear", "low_rank", "mean",
-    "mixing", "noisy", "one_pass", "register", "register_engine", "register_metric", "register_reduction",
+    "PerItem", "Phase", "Ranks", "Reduction", "Refusal", "Role", "RoundRecord", "Schedule", "ScoreFunction", "Server",
+    "Spec", "StepRule", "Task", "TrainingSet", "Upload", "UploadSum", "View", "Wrapper", "additive", "bce", "bpr",
+    "check_chunks", "check_engines", "check_privacy", "clipped", "compose", "dual", "federation", "linear", "low_rank",
+    "mean", "mixing", "noisy", "one_pass", "register", "register_engine", "register_metric", "register_reduction",
     "register_source", "roles_of", "sharpness_aware",
 ]  # fmt: skip
 

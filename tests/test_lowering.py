@@ -354,7 +354,7 @@ def test_words_are_checked_when_a_value_is_made(make: Any, words: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("wrapper", [fm.mixing(), fm.additive(0.1)])
+@pytest.mark.parametrize("wrapper", [fm.mixing(tables=("item",)), fm.additive(0.1, tables=("item",))])
 def test_wrappers_refuse_hosts_without_their_table(wrapper: fm.Wrapper) -> None:
     with pytest.raises(SettingsError, match=r"item table 'item'.*item\.gmf, item\.mlp"):
         wrapper(entry("fedneumf").build().algorithm)

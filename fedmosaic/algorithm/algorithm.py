@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fedmosaic.algorithm.local import SGD, GradientRule, Move, Pass, plain_gradient
 from fedmosaic.algorithm.objective import Objective, Prepare, bce
@@ -23,6 +23,7 @@ from fedmosaic.algorithm.view import Model
 from fedmosaic.core.errors import SettingsError
 
 Wrapper = Callable[["Algorithm"], "Algorithm"]
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,17 @@ class Algorithm:
                 f"support={self.upload.support} shows which rows a client trained; beside clipping, noise or any other "
                 "wrapper of uploads use support=dense"
             )
-        if self.upload.kind == "value" and replace(self.server, threshold=0.0) != Server():
+        if self.upload.kind == "value" and replace(self.server, threshold=0.0, weights="equal") != Server():
             raise SettingsError("uploads of values need the plain mean, Server(); send deltas to any other server")
 
+        self._check_reduction()
+
+    def _check_reduction(self) -> None:
+        if self.server.weights == "size":
+            if self.upload.noise is not None or self.upload.stack:
+                raise SettingsError("clients that weigh by their size undo every bound on an upload; use equal weights")
+            if self.server.reduction.counts_senders or self.server.reduction.each or any(m.spreads for m in self.moves):
+                raise SettingsError("clients weigh by their size in a plain mean of trained rows; use reduce='mean'")
         by_rows = self.server.reduction.counts_senders
         if by_rows and self.upload.noise is not None:
             raise SettingsError("rows averaged over their senders cannot carry noise: the counts show who sent what")
@@ -217,16 +226,24 @@ def compose(base: Algorithm, *wrappers: Wrapper) -> Algorithm:
     return base
 
 
-def require_table(wrapper: str, host: Algorithm, table: str) -> None:
-    """Refuse a host that a wrapper of one item table cannot wrap: it has no such table, or reads it its own way."""
-    tables = [n for n, s in host.specs.items() if s.axis is Axis.ITEM]
-    if table not in tables:
-        raise SettingsError(
-            f"{wrapper} wraps the item table {table!r}, which this model does not have; "
-            f"its item tables are {', '.join(tables) or 'none'}"
-        )
-    if getattr(host.model, "table", None) == table:
-        raise SettingsError(f"{table} is already read through a wrapper; {wrapper} would replace it")
+def sent_tables(wrapper: str, host: Algorithm, wanted: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The item tables that a wrapper of what is sent wraps: the wanted ones, or all; a host without them is refused."""
+    tables = tuple(n for n, s in host.specs.items() if s.axis is Axis.ITEM and host.roles[n] in UPLOADED)
+    unknown = [name for name in wanted if name not in tables]
+    if unknown or not tables:
+        what = f"the item table {unknown[0]!r}" if unknown else "item tables that are sent"
+        raise SettingsError(f"{wrapper} wraps {what}; this host sends {', '.join(tables) or 'none'}")
+    return wanted or tables
+
+
+def wrapped_with(model: Model, kind: type[M]) -> M | None:
+    """The wrapper of some kind among those around a model, if there is one."""
+    while not isinstance(model, kind):
+        inner = getattr(model, "host", None)
+        if inner is None:
+            return None
+        model = inner
+    return model
 
 
 def describe(algorithm: Algorithm, n_items: int) -> list[dict[str, Any]]:

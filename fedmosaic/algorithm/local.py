@@ -6,9 +6,9 @@ is one pass of two phases (score function, then item rows); FedMF is one pass of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -228,7 +228,36 @@ class Pass:
         return self.step_decay != 1 or self.tolerance > 0 or self.part != "all"
 
 
-Losses = Callable[[Mapping[str, "Tensor"]], "Tensor"]  # parameters of a block -> one loss per client
+class ExampleGradients(NamedTuple):
+    """Every example's part of its client's gradient of one parameter."""
+
+    rows: Tensor  # [clients, length] the row of the block's tensor that an example reads
+    gradient: Tensor  # [clients, length, ...] they add up to the client's gradient
+
+
+class Losses(Protocol):
+    """Losses of a block of clients, as a function of some of its parameters."""
+
+    @property
+    def counts(self) -> Tensor:
+        """Examples of every client's batch."""
+        ...
+
+    def __call__(self, values: Mapping[str, Tensor]) -> Tensor:
+        """One loss per client, with some parameters changed."""
+        ...
+
+    def at(self, point: Mapping[str, Tensor]) -> Losses:
+        """The same losses around another point."""
+        ...
+
+    def each(self, names: Sequence[str]) -> dict[str, ExampleGradients]:
+        """Gradients example by example, where the parameters are."""
+        ...
+
+    def normal(self, name: str) -> Tensor:
+        """Standard normal draws for this step, one for every number of the rows that examples train."""
+        ...
 
 
 class GradientRule(Protocol):

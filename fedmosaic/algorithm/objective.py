@@ -5,8 +5,8 @@ Beside them, what an algorithm computes rather than trains (`Prepare`), for exam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.view import Batch, Model, View
@@ -52,6 +52,30 @@ class Prepare(Protocol):
 def bce(model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
     """Mean over the client's examples of -y log s(score) - (1 - y) log(1 - s(score))."""
     return mean(_cross_entropy(model, view, batch), batch)
+
+
+def bpr(model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
+    """Mean over pairs of the batch, a positive p and a negative n, of -log s(score_p - score_n) (Rendle et al., 2009).
+
+    Every positive of a client's batch meets every negative of it; a batch that lacks either adds nothing.
+    """
+    from torch.nn import functional
+
+    scores = model.score(view, batch.items)
+    positive, negative = batch.weight * batch.labels, batch.weight * (1 - batch.labels)
+    losses = functional.softplus(scores.unsqueeze(1) - scores.unsqueeze(2))  # [clients, positive, negative]
+    pairs = positive.unsqueeze(2) * negative.unsqueeze(1)
+    return (losses * pairs).sum((1, 2)) / pairs.sum((1, 2)).clamp(min=1)
+
+
+def innermost(objective: Objective, plain: Objective) -> Objective:
+    """The same objective with another loss at its heart: terms that wrappers added stay."""
+    inner = getattr(objective, "host", None)
+    if inner is None:
+        return plain
+    wrapped: Any = objective
+    changed: Objective = replace(wrapped, host=innermost(inner, plain))
+    return changed
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ are not sent at all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from fedmosaic.algorithm.upload import Upload, UploadSum
 from fedmosaic.core.errors import SettingsError, one_of
 
 F64 = npt.NDArray[np.float64]
+Weights = Literal["equal", "size"]
 
 
 class Reduction(Protocol):
@@ -100,6 +101,10 @@ def register_reduction(name: str, reduction: Reduction) -> None:
 class Server:
     """Reduction (by name, or one's own) and step rule; the rule's memory is part of the server's state.
 
+    weights: `equal`, or `size`: every client multiplies its change by the number of examples it trained on, and a mean
+    divides by all examples (equation 1 of PFedRec, alpha_i = a client's share of the data). A large client then has
+    more say, and says itself how large it is.
+
     >>> Server("median")
     Traceback (most recent call last):
     fedmosaic.core.errors.UnknownNameError: unknown reduction 'median'; did you mean 'mean'? known: mean, row-mean, sum
@@ -109,8 +114,10 @@ class Server:
     rule: StepRule = SGD()
     rate: Schedule = 1.0
     threshold: float = 0.0
+    weights: Weights = "equal"
 
     def __post_init__(self) -> None:
+        one_of("weights of clients", self.weights, ("equal", "size"))
         if isinstance(self.reduce, str):
             one_of("reduction", self.reduce, REDUCTIONS)
             object.__setattr__(self, "reduce", REDUCTIONS[self.reduce])
@@ -133,7 +140,8 @@ class Server:
             changes = np.stack([upload.decode(spec, part.total(spec.name, value), ctx) for part in total.parts])
         else:
             changes = upload.decode(spec, total.total(spec.name, value), ctx)
-        change = self.reduction(spec, changes, total)
+        counted = replace(total, clients=total.examples) if self.weights == "size" else total
+        change = self.reduction(spec, changes, counted)
         gradient = _rows(change if upload.kind == "gradient" else -change).astype(np.float32)
         moved, kept = _rows(value).copy(), tuple(m.copy() for m in memory)
         self.rule.step(moved, gradient, kept, value_of(self.rate, ctx))

@@ -30,6 +30,7 @@ KINDS = ("value", "delta", "gradient")
 SUPPORTS = ("dense", "padded", "touched", "nonzero")
 
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 
 
@@ -133,6 +134,7 @@ class UploadSum:
     shrink: Mapping[str, int] = field(default_factory=dict)
     numbers: int = 0  # that are not zero, among those sent of item tables
     parts: tuple[UploadSum, ...] = ()  # every client's own, where the server must see them
+    rest: Mapping[str, F64] = field(default_factory=dict)  # per item: variance of noise that its rows have yet to gain
 
     def __add__(self, other: UploadSum) -> UploadSum:
         """Totals add; integers, so in any order."""
@@ -145,6 +147,7 @@ class UploadSum:
             {name: value + other.shrink[name] for name, value in self.shrink.items()},
             self.numbers + other.numbers,
             self.parts + other.parts,
+            {name: value + other.rest[name] for name, value in self.rest.items()},
         )
 
     def total(self, name: str, value: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:

@@ -48,12 +48,14 @@ class View:
     batch: Batch
     given: Mapping[str, Tensor] = field(default_factory=dict)
     history: Batch | None = None
-    readings: Mapping[str, Reading] = field(default_factory=dict)
+    readings: Mapping[str, tuple[Reading, ...]] = field(default_factory=dict)
 
     def rows(self, name: str, items: Tensor) -> Tensor:
-        """Rows of an item table, as wrappers have it read."""
-        reading = self.readings.get(name)
-        return self.stored(name, items) if reading is None else reading(self, items)
+        """Rows of an item table, as wrappers have it read; inside a reading, as the wrappers around it have."""
+        readings = self.readings.get(name, ())
+        if not readings:
+            return self.stored(name, items)
+        return readings[-1](replace(self, readings={**self.readings, name: readings[:-1]}), items)
 
     def stored(self, name: str, items: Tensor) -> Tensor:
         """Rows of an item table, as they are."""
@@ -76,8 +78,8 @@ class View:
         return _gather(table, items)
 
     def reading(self, name: str, reading: Reading) -> View:
-        """The same view, with `rows(name, ...)` read in another way."""
-        return replace(self, readings={**self.readings, name: reading})
+        """The same view, with `rows(name, ...)` read in another way, on top of how it was read."""
+        return replace(self, readings={**self.readings, name: (*self.readings.get(name, ()), reading)})
 
     def vector(self, name: str) -> Tensor:
         """Row of a user table for each example; one that all examples of a client share keeps length 1."""

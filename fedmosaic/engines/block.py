@@ -55,6 +55,7 @@ class Block:
     gradients: dict[str, Tensor]  # summed, for gradient uploads
     shrunk: dict[str, Tensor]  # per client: what decay has left of rows without examples
     history: Batch | None = None
+    rest: dict[str, Array] = field(default_factory=dict)  # per client: variance of noise due on rows without examples
     loss: Array = field(init=False)  # per client: summed over the examples seen
     seen: I64 = field(init=False)
     steps: I64 = field(init=False)

@@ -84,6 +84,7 @@ def _packed(algorithm: Algorithm, task: Task, done: Outcome, clients: I64) -> di
     counts = {"clients": total.clients, "examples": total.examples, "loss": total.loss, "numbers": total.numbers}
     header = json.dumps({**counts, "shrink": dict(total.shrink)})
     tensors: dict[str, Array] = {f"total/{n}": v for n, v in total.totals.items()}
+    tensors |= {f"rest/{n}": v for n, v in total.rest.items()}
     tensors |= {"touched": total.touched, "header": np.frombuffer(header.encode(), dtype=np.uint8)}
     if done.answers is not None:
         tensors["answers"] = done.answers
@@ -114,7 +115,8 @@ def _joined(algorithm: Algorithm, task: Task, users: Ragged, parts: list[tuple[I
     for places, tensors in parts:
         header = json.loads(tensors["header"].tobytes())
         totals = {n[6:]: v for n, v in tensors.items() if n.startswith("total/")}
-        one = UploadSum(totals, tensors["touched"], **header)
+        rest = {n[5:]: v for n, v in tensors.items() if n.startswith("rest/")}
+        one = UploadSum(totals, tensors["touched"], **header, rest=rest)
         total = one if total is None else total + one
         if answers is not None and query is not None:
             answers[slots(query, users_of(users, places))] = tensors["answers"]

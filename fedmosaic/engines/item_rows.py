@@ -40,7 +40,7 @@ def item_rows(scorer: DeviceScorer, user: int) -> dict[str, Array]:
 def _unwrapped(model: Model, view: View) -> tuple[Model, View]:
     """The innermost model, and the view through which its wrappers let it read."""
     while isinstance(model, AdditiveModel | MixedModel):
-        view = view.reading(model.table, model.rows)
+        view = model.read(view)
         model = model.host
     return model, view
 

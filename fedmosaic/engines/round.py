@@ -11,7 +11,9 @@ clients own the same row, so every gradient is the client's own.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,11 @@ import torch
 from torch import Tensor
 
 from fedmosaic.algorithm.algorithm import Algorithm
-from fedmosaic.algorithm.local import Context, Move, Phase, Rate, value_of
+from fedmosaic.algorithm.local import Context, ExampleGradients, Move, Phase, Rate, value_of
 from fedmosaic.algorithm.parameters import Axis, Role, Spec, first_table
 from fedmosaic.algorithm.upload import Parcel, UploadSum
 from fedmosaic.algorithm.view import Batch, View
+from fedmosaic.core import keys
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.fixed_point import fixed
 from fedmosaic.core.ragged import I64
@@ -30,6 +33,7 @@ from fedmosaic.engines.block import Block, Turn, history_of, plan
 from fedmosaic.engines.state import Array, Kept, Piece, Place, read
 from fedmosaic.engines.task import Task
 from fedmosaic.engines.uploads import summed
+from fedmosaic.privacy.per_example import PerExampleGradient
 
 
 def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False) -> Block:
@@ -49,8 +53,10 @@ def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False
     given |= {n: _received(algorithm, task, place, n) for n in algorithm.names(Role.KEPT)}
     gradients = {n: torch.zeros(params[n].shape) for n in still}
     shrunk = {n: torch.ones(clients.size) for move in algorithm.moves if move.spreads for n in move.names}
+    noised = algorithm.gradient.names if isinstance(algorithm.gradient, PerExampleGradient) else ()
+    rest = {n: np.zeros(clients.size) for n in noised if n in algorithm.sent and algorithm.specs[n].axis is Axis.ITEM}
     history = history_of(examples, rows, place, algorithm.watches) if algorithm.watches else None
-    return Block(place, examples, rows, params, before, given, memory, gradients, shrunk, history)
+    return Block(place, examples, rows, params, before, given, memory, gradients, shrunk, history, rest)
 
 
 def load(algorithm: Algorithm, task: Task, place: Place, name: str) -> Tensor:
@@ -105,11 +111,7 @@ def train_batch(algorithm: Algorithm, block: Block, turn: Turn, phases: tuple[Ph
     _prepare(algorithm, block, turn, history, given, ctx)
     for number, phase in enumerate(phases):
         heads = {n: block.head(algorithm.specs[n].axis, v, turn.active) for n, v in block.params.items()}
-
-        def losses(values: Any, heads: dict[str, Tensor] = heads) -> Tensor:
-            view = View({**heads, **values}, turn.batch, given, history)
-            return _checked(algorithm.objective(algorithm.model, view, turn.batch, ctx), turn.active)
-
+        losses = BlockLosses(algorithm, block, turn, heads, View(heads, turn.batch, given, history), ctx)
         value, gradients = algorithm.gradient(losses, {n: heads[n] for n in phase.names}, owners, ctx)
         if number == 0:
             counts = turn.batch.weight.sum(1).numpy().astype(np.int64)
@@ -119,6 +121,74 @@ def train_batch(algorithm: Algorithm, block: Block, turn: Turn, phases: tuple[Ph
             for name in move.names:
                 _step(algorithm, block, turn, move, name, gradients[name], heads[name], owners[name], ctx)
     return block
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLosses:
+    """The losses of one step of a block (`Losses`), around the parameters in `heads`."""
+
+    algorithm: Algorithm
+    block: Block
+    turn: Turn
+    heads: Mapping[str, Tensor]
+    view: View
+    ctx: Context
+
+    @property
+    def counts(self) -> Tensor:
+        """Examples of every client's batch; resting clients have one of weight 0."""
+        return self.turn.batch.weight.sum(1).clamp(min=1)
+
+    def __call__(self, values: Mapping[str, Tensor]) -> Tensor:
+        """One loss per client."""
+        view = replace(self.view, params={**self.heads, **values})
+        losses = self.algorithm.objective(self.algorithm.model, view, self.turn.batch, self.ctx)
+        return _checked(losses, self.turn.active)
+
+    def at(self, point: Mapping[str, Tensor]) -> BlockLosses:
+        """The same around another point."""
+        return replace(self, heads={**self.heads, **point})
+
+    def each(self, names: Sequence[str]) -> dict[str, ExampleGradients]:
+        """Every example with rows of its own: one derivative of the sum is then every example's."""
+        specs, batch = self.algorithm.specs, self.turn.batch
+        layers = [n for n in names if specs[n].axis is Axis.WHOLE]
+        if layers:
+            raise SettingsError(f"gradients example by example are of rows; {', '.join(layers)} are layers")
+        users = batch.users.expand(batch.items.shape)
+        index = {n: users if s.axis is Axis.USER else batch.items for n, s in specs.items() if s.axis is not Axis.WHOLE}
+
+        def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {n: v[index[n].reshape(-1)] if n in index else v for n, v in tensors.items()}
+
+        params, grid = apart(self.heads), torch.arange(batch.items.numel()).reshape(batch.items.shape)
+        leaves = {n: params[n].detach().requires_grad_() for n in names}
+        alone = replace(batch, items=grid, users=grid)
+        view = View({**params, **leaves}, alone, apart(self.view.given))
+        losses = self.algorithm.objective(self.algorithm.model, view, alone, self.ctx)
+        slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        return {
+            n: ExampleGradients(index[n], slope.reshape(*batch.items.shape, *slope.shape[1:]))
+            for n, slope in zip(leaves, slopes, strict=True)
+        }
+
+    def normal(self, name: str) -> Tensor:
+        """Draws keyed by (seed, round, client, step, name, row): the same for a device and for a block of many."""
+        from fedmosaic.privacy.compiled import normal_rows
+
+        axis, value, active = self.algorithm.specs[name].axis, self.heads[name], self.turn.active
+        key = keys.derive(
+            seed=self.ctx.own_seed, purpose=keys.Purpose.NOISE, round=self.ctx.round,
+            client=self.block.examples.client_ids[:active],
+        )  # fmt: skip
+        key = keys.fold(key, keys.words(self.block.steps[:active] + (zlib.crc32(name.encode()) << 20)))
+        owned = self.block.place.touched if axis is Axis.ITEM else self.block.place.members
+        rows = int(owned.offsets[active])
+        drawn = np.empty((rows, value[0].numel()), np.float32)
+        normal_rows(drawn, keys.fold(key[owned.rows[:rows]], keys.words(owned.values[:rows])))
+        if axis is Axis.ITEM:
+            drawn[~self.block.trained[:rows]] = 0  # rows without examples gain theirs when they are sent
+        return torch.from_numpy(drawn).reshape(value.shape)
 
 
 def _checked(losses: Any, clients: int) -> Tensor:
@@ -150,6 +220,11 @@ def _step(
     if name in block.shrunk:
         factor = 1.0 if turn.factor is None else turn.factor
         block.shrunk[name][: turn.active] *= 1 - move.spreads * rate * factor
+    if name in block.rest and isinstance(algorithm.gradient, PerExampleGradient):
+        rates = rate * (np.ones(turn.active) if turn.factor is None else turn.factor.numpy().astype(np.float64))
+        noise = algorithm.gradient.deviation / turn.batch.weight.sum(1).clamp(min=1).numpy()
+        left = 1 - move.spreads * rates  # decay shrinks the noise of earlier steps too
+        block.rest[name][: turn.active] = block.rest[name][: turn.active] * left**2 + (rates * noise) ** 2
 
 
 def _prepare(
@@ -189,11 +264,19 @@ def finish(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[UploadSum,
         loss=float((block.loss / np.maximum(block.seen, 1)).sum()),
         shrink={n: sum(fixed(float(s) - 1) for s in block.shrunk[n]) for n in algorithm.spread},
         numbers=numbers,
+        rest={n: _rest(block, variance) for n, variance in block.rest.items()},
     )
     if algorithm.server.reduction.each:
         assert upload.clients == 1, "a server that sees every upload by itself needs blocks of one client"
         upload = replace(upload, parts=(upload,))
     return upload, _stays(algorithm, block, trained)
+
+
+def _rest(block: Block, variance: Array) -> Array:
+    """Per item, the noise that is due from clients without an example of it."""
+    touched = block.place.touched.only(block.trained)
+    there = np.bincount(touched.values, variance[touched.rows], minlength=block.place.n_items)
+    return np.asarray(np.maximum(variance.sum() - there, 0))
 
 
 def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str, Any], int]:
@@ -202,6 +285,9 @@ def _totals(algorithm: Algorithm, block: Block, ctx: Context) -> tuple[dict[str,
     changes = {n: block.gradients.get(n, block.params[n] - block.before[n]).numpy() for n in axes}
     before = {n: block.before[n].numpy() for n in axes}
     owners = {n: block.owners[axis].numpy() for n, axis in axes.items()}
+    if algorithm.server.weights == "size":
+        size = block.seen.astype(np.float32)
+        changes = {n: v * size[owners[n]].reshape(-1, *[1] * (v.ndim - 1)) for n, v in changes.items()}
     items = {n: block.place.touched.values for n, axis in axes.items() if axis is Axis.ITEM}
     shrunk = {n: left.numpy() for n, left in block.shrunk.items()}
     return summed(algorithm, Parcel(changes, before, owners, items, block.examples.client_ids, ctx), shrunk)

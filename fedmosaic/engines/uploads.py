@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.upload import Parcel, UploadSum, add_rows
+from fedmosaic.core import keys
+from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.ragged import I64
 from fedmosaic.engines.state import Array, ServerState
 
@@ -39,6 +42,11 @@ def add_noise(algorithm: Algorithm, total: UploadSum, client_ids: I64, ctx: Cont
     if algorithm.upload.noise is not None:
         for name, value in total.totals.items():
             algorithm.upload.noise.add(value, name, client_ids, ctx)
+    for name, variance in total.rest.items():  # rows without examples: one draw has the law of all clients' steps
+        key = keys.derive(seed=ctx.own_seed, purpose=keys.Purpose.NOISE, round=ctx.round, client=client_ids)
+        rng = np.random.Generator(np.random.Philox(key=int(np.bitwise_xor.reduce(key)) ^ zlib.crc32(name.encode())))
+        drawn = rng.standard_normal(total.totals[name].shape) * np.sqrt(variance)[:, None]
+        total.totals[name][:] += np.floor(drawn * SCALE + 0.5).astype(np.int64)
 
 
 def apply(algorithm: Algorithm, server: ServerState, total: UploadSum, ctx: Context) -> ServerState:

@@ -9,14 +9,16 @@ decay.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, compose
 from fedmosaic.algorithm.local import Pass, Phase
+from fedmosaic.algorithm.objective import bpr, innermost
 from fedmosaic.algorithm.parameters import Axis, Role
+from fedmosaic.algorithm.server import Weights
 from fedmosaic.algorithm.view import Model
 from fedmosaic.core.errors import SettingsError, UnknownNameError, warn_renamed
 from fedmosaic.data.training_set import TrainingSet
@@ -63,6 +65,13 @@ class FederatedSettings(RoundSettings):
     """Settings of every federated method."""
 
     engine: str = Field(default="auto", description="auto, fused, simulate or loop; changes speed, not numbers")
+    loss: Literal["pointwise", "pairwise"] = Field(
+        default="pointwise",
+        description="the method's own loss per example, or BPR: every positive against every negative",
+    )
+    weights: Weights = Field(
+        default="equal", description="of clients in the server's mean; size = by the examples they trained on"
+    )
 
     @field_validator("engine")
     @classmethod
@@ -144,7 +153,11 @@ def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -
 
     s: the settings. algorithm: the host. wrappers: applied from left to right.
     """
-    return Federation(compose(algorithm, *wrappers), s.rounds, s.participation, engine=s.engine)
+    whole = compose(algorithm, *wrappers)
+    if s.loss == "pairwise":
+        whole = replace(whole, objective=innermost(whole.objective, bpr))
+    whole = replace(whole, server=replace(whole.server, weights=s.weights))
+    return Federation(whole, s.rounds, s.participation, engine=s.engine)
 
 
 def one_pass(s: RoundSettings, *phases: Phase) -> Pass:

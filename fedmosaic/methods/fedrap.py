@@ -25,6 +25,7 @@ from fedmosaic.algorithm.upload import Upload
 from fedmosaic.algorithm.wrappers.additive import Norm, Ramp, additive
 from fedmosaic.methods.base import Entry, FederatedSettings, federation, fixing, roles_of
 from fedmosaic.privacy.noise import NoiseSettings, clipped, noisy, sparse_values
+from fedmosaic.privacy.per_example import per_example
 
 PAPER = "Li, Long & Zhou, Federated recommendation with additive personalization, ICLR 2024"
 RETUNED = {  # on ML-100K, strict pool, by validation
@@ -81,7 +82,12 @@ class SharedTableSettings(NoiseSettings, TableSettings):
     upload: Literal["weights", "gradient"] = Field(default="weights", description="what is sent of the shared table")
     threshold: float = Field(default=0.0, ge=0, description="soft threshold that makes the shared table truly sparse")
     clip: float = Field(default=0.0, ge=0, description="bound of the upload's norm; 0 = none")
-    noise_multiplier: float = Field(default=0.0, ge=0, description="Gaussian noise on the upload, in multiples of clip")
+    noise_multiplier: float = Field(default=0.0, ge=0, description="Gaussian noise, in multiples of clip")
+    noise_on: Literal["upload", "shared", "all"] = Field(
+        default="upload",
+        description="upload: the table's change is clipped and noised, once a round; shared: every example's gradient "
+        "of the shared table, in every step, as the authors' code has it; all: of everything that moves",
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> SharedTableSettings:
@@ -129,9 +135,17 @@ def shared_table(s: SharedTableSettings) -> Algorithm:
     host = replace(alike, roles=roles_of(alike.model), upload=Upload("value"))
     if s.upload == "gradient":  # the table stands still on the device, so the server decays it
         host = replace(host, upload=Upload("gradient"), server=Server(rule=SGD(s.decay), rate=_item_rate(s)))
-    guards: list[Wrapper] = [clipped(s.clip)] if s.clip else []
-    noise = noisy("gaussian", s.noise_multiplier * s.clip, s.noise_draws)
-    return compose(host, sparse_values(s.threshold), *guards, noise)
+    guards: list[Wrapper] = []
+    if s.clip and s.noise_on == "upload":
+        guards = [clipped(s.clip), noisy("gaussian", s.noise_multiplier * s.clip, s.noise_draws)]
+    return compose(host, sparse_values(s.threshold), *guards)
+
+
+def _examples(s: SharedTableSettings, host: Algorithm) -> Algorithm:
+    """Clipping and noise in every step, where they are asked for."""
+    if not s.clip or s.noise_on == "upload":
+        return host
+    return per_example(s.clip, s.noise_multiplier, ("item",) if s.noise_on == "shared" else ())(host)
 
 
 def fedrap(s: AdditiveSettings) -> Algorithm:
@@ -157,7 +171,7 @@ METHODS = (
         "Additive personalisation: an own item table beside a sparse shared one",
         PAPER,
         AdditiveSettings,
-        lambda s: federation(s, fedrap(s)),
+        lambda s: federation(s, _examples(s, fedrap(s))),
         expect={"ml-100k ties=file": (23.7, 11.5)},
     ),
     Entry(
@@ -165,7 +179,7 @@ METHODS = (
         "FedRAP's ablation: the shared table alone",
         PAPER,
         SharedTableSettings,
-        lambda s: federation(s, shared_table(s)),
+        lambda s: federation(s, _examples(s, shared_table(s))),
         expect={"ml-100k ties=file rounds=60": (47.4, 26.9)},
     ),
     Entry(
@@ -182,7 +196,7 @@ METHODS = (
             f"FedRAP's ablation: {words}",
             PAPER,
             fixing(AdditiveSettings, **values),
-            lambda s: federation(s, fedrap(s)),
+            lambda s: federation(s, _examples(s, fedrap(s))),
         )
         for name, words, values in ABLATIONS
     ),

@@ -43,6 +43,23 @@ def add_noise(total: Any, client_keys: Any, scale: Any, laplace: Any, together: 
                 sums[:] = 0
 
 
+@entry()
+def normal_rows(out: Any, row_keys: Any) -> None:
+    """out[k] <- standard normal draws of the key of row k; a word per pair of numbers."""
+    pairs = (out.shape[1] + 1) // 2
+    words, draws = np.empty((2, pairs), np.uint32), np.empty((2, pairs), np.float32)
+    number = np.empty(pairs, np.float32)
+    for k in range(row_keys.size):
+        state = row_keys[k]
+        for j in range(pairs):
+            state += _GOLDEN
+            word = _mix(state)
+            words[0, j], words[1, j] = np.uint32(word >> _S32), np.uint32(word & _LOW)
+        _gaussian(words[0], words[1], number, draws[0], draws[1])
+        for j in range(out.shape[1]):
+            out[k, j] = draws[j % 2, j // 2]
+
+
 @piece()
 def _laplace(words: Any, number: Any, draws: Any) -> None:
     """draw <- ± -log u, from 31 bits and one for the sign."""

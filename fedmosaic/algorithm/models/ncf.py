@@ -1,6 +1,7 @@
-"""Neural collaborative filtering (He et al., WWW 2017): the MLP and NeuMF.
+"""Neural collaborative filtering (He et al., WWW 2017): the MLP and NeuMF; and a score function without a user vector.
 
 MLP     z_0 = [u ; e],  z_l = ReLU(z_{l-1} W_l + b_l),  score = z_L · h + b
+scorer  z_0 = e, the same: what is the user's own is the network (PFedRec, section 4)
 NeuMF   score = [p * q ; z_L] · h + b, with separate vectors for the product and the tower
 """
 
@@ -38,6 +39,28 @@ class NCF:
     def score(self, view: View, items: Tensor) -> Tensor:
         """Tower over the pair."""
         return view.linear("out.0", _tower(view, items, "user", "item", len(self.tower))).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class ScoreFunction:
+    """A network on the item's row alone; without `layers` it is w · e + b, the linear scorer with w as a layer."""
+
+    dim: int = 32
+    layers: tuple[int, ...] = ()
+    init: Init = Init("normal", 0.01)
+
+    def specs(self) -> tuple[Spec, ...]:
+        """Item rows, then the layers and the output."""
+        widths = (self.dim, *self.layers)
+        item = Spec("item", Axis.ITEM, (self.dim,), self.init)
+        return (item, *_layers("mlp", widths), *_layers("out", (widths[-1], 1)))
+
+    def score(self, view: View, items: Tensor) -> Tensor:
+        """The network on the rows."""
+        x = view.rows("item", items)
+        for layer in range(len(self.layers)):
+            x = view.linear(f"mlp.{layer}", x).relu_()
+        return view.linear("out.0", x).squeeze(-1)
 
 
 @dataclass(frozen=True)

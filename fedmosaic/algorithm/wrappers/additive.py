@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sin, tanh
 from typing import TYPE_CHECKING, Literal
 
-from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, require_table
+from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, sent_tables, wrapped_with
 from fedmosaic.algorithm.local import Context, Move, Pass, Phase, Schedule, value_of
 from fedmosaic.algorithm.objective import Objective, mean
 from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec, by_name
 from fedmosaic.algorithm.view import Batch, Model, View
-from fedmosaic.core.errors import one_of
+from fedmosaic.core.errors import SettingsError, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,26 +59,41 @@ class Ramp:
         return self.top * (SHAPES[self.shape](ctx.round - 2) if ctx.round > 1 else 1.0)
 
 
+def own(table: str) -> str:
+    """The name of the own table beside a shared one."""
+    return f"{table}.own"
+
+
 @dataclass(frozen=True)
 class AdditiveModel:
-    """A host that reads `table` as the sum of the shared rows and rows of one's own."""
+    """A host that reads some item tables as the sum of the shared rows and rows of one's own.
+
+    init: how own rows begin; none: as the shared ones.
+    """
 
     host: Model
-    table: str
-    own: str
-    init: Init
+    tables: tuple[str, ...]
+    init: Init | None = None
 
     def specs(self) -> tuple[Spec, ...]:
-        """The host's, and a second table of the same shape."""
-        return (*self.host.specs(), Spec(self.own, Axis.ITEM, by_name(self.host.specs())[self.table].shape, self.init))
+        """The host's, and beside each of the tables one of the same shape."""
+        shared = by_name(self.host.specs())
+        beside = (Spec(own(t), Axis.ITEM, shared[t].shape, self.init or shared[t].init) for t in self.tables)
+        return (*self.host.specs(), *beside)
 
     def score(self, view: View, items: Tensor) -> Tensor:
         """The host's score of common + own."""
-        return self.host.score(view.reading(self.table, self.rows), items)
+        return self.host.score(self.read(view), items)
 
-    def rows(self, view: View, items: Tensor) -> Tensor:
-        """common + own, row by row."""
-        return view.stored(self.table, items) + view.stored(self.own, items)
+    def read(self, view: View) -> View:
+        """A view of common + own, row by row."""
+        for table in self.tables:
+            view = view.reading(table, partial(_with_own, table))
+        return view
+
+
+def _with_own(table: str, view: View, items: Tensor) -> Tensor:
+    return view.rows(table, items) + view.stored(own(table), items)
 
 
 @dataclass(frozen=True)
@@ -85,8 +101,7 @@ class AdditiveObjective:
     """The host's loss, less `apart` times the distance of the views, plus `sparse` times a norm of the shared one."""
 
     host: Objective
-    table: str
-    own: str
+    tables: tuple[str, ...]
     apart: Schedule
     sparse: Schedule
     norm: Norm
@@ -95,16 +110,17 @@ class AdditiveObjective:
         one_of("norm", self.norm, NORMS)
 
     def __call__(self, model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
-        """One loss per client."""
-        import torch
-
+        """One loss per client; of several tables the terms are added."""
         loss = self.host(model, view, batch, ctx)
         apart = value_of(self.apart, ctx)
         sparse = value_of(self.sparse, ctx) if self.norm != "none" else 0.0
-        common = view.stored(self.table, batch.items) if apart or sparse else torch.zeros(0)
-        if apart:
-            loss = loss - apart * mean((view.stored(self.own, batch.items) - common).square().mean(-1), batch)
-        return loss + sparse * self._norm(common, batch) if sparse else loss
+        for table in self.tables if apart or sparse else ():
+            common = view.stored(table, batch.items)
+            if apart:
+                loss = loss - apart * mean((view.stored(own(table), batch.items) - common).square().mean(-1), batch)
+            if sparse:
+                loss = loss + sparse * self._norm(common, batch)
+        return loss
 
     def _norm(self, rows: Tensor, batch: Batch) -> Tensor:
         """Of each client's rows in the batch, [clients, length, width]; all but the largest entry are per number."""
@@ -128,12 +144,13 @@ def additive(
     norm: Norm = "l1",
     own_rate: Schedule | None = None,
     init: Init | None = None,
-    table: str = "item",
+    tables: tuple[str, ...] = (),
 ) -> Wrapper:
     """Give every client an item table of its own beside the shared one; it moves by the shared one's rule and rate.
 
     apart, sparse: weights of the two terms, numbers or schedules. norm: of the shared rows. own_rate: of the own table,
-    if not the shared one's. init: how own rows begin. table: which item table.
+    if not the shared one's. init: how own rows begin. tables: which item tables; none named: all
+    that are sent.
 
     >>> from fedmosaic.methods.registry import entry
     >>> wrapped = additive(apart=0.1)(entry("fedmf").build().algorithm)
@@ -142,23 +159,22 @@ def additive(
     """
 
     def wrap(host: Algorithm) -> Algorithm:
-        own = f"{table}.own"
-        require_table("additive", host, table)
-        model = AdditiveModel(host.model, table, own, init or host.specs[table].init)
+        wrapped = sent_tables("additive", host, tables)
+        if wrapped_with(host.model, AdditiveModel) is not None:
+            raise SettingsError("additive: this host has tables of its own beside the shared ones already")
         return replace(
             host,
-            model=model,
-            roles={**host.roles, own: Role.PRIVATE},
-            local=tuple(_beside(one, own) for one in host.local),
-            objective=AdditiveObjective(host.objective, table, own, apart, sparse, norm),
+            model=AdditiveModel(host.model, wrapped, init),
+            roles={**host.roles, **{own(table): Role.PRIVATE for table in wrapped}},
+            local=tuple(_beside(one, wrapped) for one in host.local),
+            objective=AdditiveObjective(host.objective, wrapped, apart, sparse, norm),
         )
 
-    def _beside(one: Pass, own: str) -> Pass:
+    def _beside(one: Pass, wrapped: tuple[str, ...]) -> Pass:
         phases = []
         for phase in one.phases:
-            moves = [
-                Move((own,), m.rate if own_rate is None else own_rate, m.rule) for m in phase.moves if table in m.names
-            ]
+            moved = ((m, tuple(own(n) for n in m.names if n in wrapped)) for m in phase.moves)
+            moves = [Move(names, m.rate if own_rate is None else own_rate, m.rule) for m, names in moved if names]
             phases.append(Phase((*phase.moves, *moves)))
         return replace(one, phases=tuple(phases))
 

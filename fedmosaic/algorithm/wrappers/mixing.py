@@ -12,13 +12,15 @@ weight anew for every batch, the local table restarted every round, local agains
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, require_table
+from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, sent_tables, wrapped_with
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.objective import Objective, Prepare
-from fedmosaic.algorithm.parameters import UPLOADED, Axis, Init, Role, Spec, by_name
+from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec, by_name
 from fedmosaic.algorithm.view import Batch, Model, View
 from fedmosaic.core.errors import SettingsError, one_of
 
@@ -26,22 +28,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Form = Literal["local-global", "self"]
+Read = Callable[[View, str, "Tensor"], "Tensor"]
 TINY = 1e-12
 SPREAD = 1e-5  # added to column variances
 
 
 @dataclass(frozen=True)
 class MixedModel:
-    """A host that reads `table` as a mix of the local rows and those the server sent; `weight` none: as prepared."""
+    """A host that reads item tables as a mix of the local rows and those the server sent.
+
+    weight: the local share, one for all tables; none: as prepared.
+    """
 
     host: Model
-    table: str
+    tables: tuple[str, ...]
     weight: float | None
 
     @property
     def mix(self) -> str:
         """The private parameter that holds the weight, and how many rounds it is a mean of."""
-        return f"{self.table}.mix"
+        return f"{self.tables[0]}.mix"
 
     def specs(self) -> tuple[Spec, ...]:
         """The host's, and the weight."""
@@ -51,12 +57,17 @@ class MixedModel:
 
     def score(self, view: View, items: Tensor) -> Tensor:
         """The host's score of mixed rows."""
-        return self.host.score(view.reading(self.table, self.rows), items)
+        return self.host.score(self.read(view), items)
 
-    def rows(self, view: View, items: Tensor) -> Tensor:
-        """weight · local + (1 - weight) · global."""
+    def read(self, view: View) -> View:
+        """A view of weight · local + (1 - weight) · global, row by row."""
+        for table in self.tables:
+            view = view.reading(table, partial(self._mixed, table))
+        return view
+
+    def _mixed(self, table: str, view: View, items: Tensor) -> Tensor:
         weight = view.whole(self.mix)[:, :1, None] if self.weight is None else self.weight
-        return weight * view.stored(self.table, items) + (1 - weight) * view.received(self.table, items)
+        return weight * view.rows(table, items) + (1 - weight) * view.received(table, items)
 
 
 @dataclass(frozen=True)
@@ -69,10 +80,10 @@ class NTKWeight:
         local = c · global   ->   weight = c² / (1 + c²)
 
     rows, centred: of which rows the traces are. when, smooth: how often the share is computed, and whether it is a mean
-    over rounds. clip: its bounds. table, name: what it is about; `mixing` sets them.
+    over rounds. clip: its bounds. tables, name: what it is about; `mixing` sets them. Traces of several tables add up.
     """
 
-    table: str = "item"
+    tables: tuple[str, ...] = ("item",)
     name: str = "item.mix"
     rows: Literal["positives", "examples", "all"] = "positives"
     centred: bool = False
@@ -91,12 +102,10 @@ class NTKWeight:
         """[clients, 2]: the weight, and the rounds it is a mean of."""
         import torch
 
-        assert isinstance(model, MixedModel)
         if self.exact:
             traces = [self._derivatives(model, view, read) for read in (View.stored, View.received)]
         else:
-            traces = [self._squares(read(view, self.table, view.batch.items), view.batch) for read in
-                      (View.stored, View.received)]  # fmt: skip
+            traces = [self._squares(view, read) for read in (View.stored, View.received)]
         weight = (traces[0] / (traces[0] + traces[1] + TINY)).clamp(*self.clip)
         past = view.whole(self.name)
         count = past[:, 1] + 1
@@ -104,20 +113,27 @@ class NTKWeight:
             weight = past[:, 0] + (weight - past[:, 0]) / count
         return torch.stack([weight, count], dim=1).detach()
 
-    def _squares(self, rows: Tensor, batch: Batch) -> Tensor:
-        real = batch.weight.unsqueeze(-1)
-        if self.centred:
-            rows = rows - (rows * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-        return (rows.square() * real).sum((1, 2))
+    def _squares(self, view: View, read: Read) -> Tensor:
+        import torch
 
-    def _derivatives(self, model: MixedModel, view: View, read: object) -> Tensor:
+        real = view.batch.weight.unsqueeze(-1)
+        found = []
+        for table in self.tables:
+            rows = read(view, table, view.batch.items)
+            if self.centred:
+                rows = rows - (rows * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
+            found.append((rows.square() * real).sum((1, 2)))
+        return torch.stack(found).sum(0)
+
+    def _derivatives(self, model: Model, view: View, read: Read) -> Tensor:
         """Every example as a client of its own: its derivatives are then its own too."""
         import torch
 
-        batch = view.batch
+        batch, mixed = view.batch, wrapped_with(model, MixedModel)
+        assert mixed is not None
         clients, length = batch.items.shape
         owner = torch.arange(clients).repeat_interleave(length)
-        specs = by_name(model.host.specs())
+        specs = by_name(mixed.host.specs())
         alone: dict[str, Tensor] = {}
         for name, spec in specs.items():
             if spec.axis is Axis.WHOLE:
@@ -127,9 +143,9 @@ class NTKWeight:
                 alone[name] = view.params[name][users].detach().requires_grad_()
         tables = {n: v for n, v in view.params.items() if n not in alone}
         if read is View.received:
-            tables[self.table] = view.given[self.table]
+            tables |= {table: view.given[table] for table in self.tables}
         single = Batch(batch.items.reshape(-1, 1), torch.arange(owner.size(0))[:, None], batch.labels, batch.weight)
-        scores = model.host.score(View({**tables, **alone}, single, view.given), single.items)
+        scores = mixed.host.score(View({**tables, **alone}, single, view.given), single.items)
         slopes = torch.autograd.grad(scores.sum(), list(alone.values()))
         squares = torch.stack([s.square().flatten(1).sum(1) for s in slopes]).sum(0).reshape(clients, length)
         return (squares * batch.weight).sum(1)
@@ -141,11 +157,12 @@ class Decorrelated:
 
         C = Zl' Zg / n       columns standardised        L = 1/d [ sum_k (1 - C_kk)² + gamma sum_{k≠m} C_km² ]
 
-    local-global: Zl local rows, Zg global rows. self: both are the mixed rows, so only the second sum acts.
+    local-global: Zl local rows, Zg global rows. self: both are the mixed rows, so only the second sum acts. Terms of
+    several tables add up.
     """
 
     host: Objective
-    table: str
+    tables: tuple[str, ...]
     beta: float
     gamma: float
     form: Form
@@ -155,13 +172,15 @@ class Decorrelated:
 
     def __call__(self, model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
         """One loss per client; a batch with fewer than three distinct items adds nothing."""
-        assert isinstance(model, MixedModel)
-        loss = self.host(model, view, batch, ctx)
-        if self.form == "self":
-            one = other = model.rows(view, batch.items)
-        else:
-            one, other = view.stored(self.table, batch.items), view.received(self.table, batch.items)
-        return loss + self.beta * decorrelation(one, other, distinct(batch), self.gamma)
+        loss, mask, mixed = self.host(model, view, batch, ctx), distinct(batch), wrapped_with(model, MixedModel)
+        assert mixed is not None
+        for table in self.tables:
+            if self.form == "self":
+                one = other = mixed.read(view).rows(table, batch.items)
+            else:
+                one, other = view.stored(table, batch.items), view.received(table, batch.items)
+            loss = loss + self.beta * decorrelation(one, other, mask, self.gamma)
+        return loss
 
 
 def decorrelation(one: Tensor, other: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -211,12 +230,13 @@ def mixing(
     beta: float = 0.1,
     gamma: float = 0.01,
     form: Form = "local-global",
-    table: str = "item",
+    tables: tuple[str, ...] = (),
 ) -> Wrapper:
-    """Wrap any host that sends `table`.
+    """Wrap any host that sends item tables.
 
     weight: the local share, fixed or from the kernels' traces. keep: the local table lives on from round to round; else
     it restarts from the global one. beta, gamma, form: weight, off-diagonal part and views of the decorrelation.
+    tables: which item tables; none named: all that are sent.
 
     A fixed weight of 1 with a restart and beta 0 mixes nothing: the host itself.
 
@@ -227,18 +247,22 @@ def mixing(
     """
 
     def wrap(host: Algorithm) -> Algorithm:
-        require_table("mixing", host, table)
-        if host.roles[table] not in UPLOADED:
-            raise SettingsError(f"mixing needs a table that the host sends; {table} is {host.roles[table].value}")
+        wrapped = sent_tables("mixing", host, tables)
+        if wrapped_with(host.model, MixedModel) is not None:
+            raise SettingsError("mixing: this host mixes its rows with the server's already")
         if weight == 1 and not keep and not beta:
             return host
-        model = MixedModel(host.model, table, None if isinstance(weight, NTKWeight) else weight)
-        roles = {**host.roles, table: Role.KEPT if keep else Role.PERSONALISED}
+        if host.upload.kind == "gradient":
+            raise SettingsError(
+                "mixing needs item rows that move on the device; this host sends their gradients instead"
+            )
+        model = MixedModel(host.model, wrapped, None if isinstance(weight, NTKWeight) else weight)
+        roles = {**host.roles, **dict.fromkeys(wrapped, Role.KEPT if keep else Role.PERSONALISED)}
         prepare: Prepare | None = host.prepare
         if isinstance(weight, NTKWeight):
             roles[model.mix] = Role.PRIVATE
-            prepare = replace(weight, table=table, name=model.mix)
-        objective = Decorrelated(host.objective, table, beta, gamma, form) if beta else host.objective
+            prepare = replace(weight, tables=wrapped, name=model.mix)
+        objective = Decorrelated(host.objective, wrapped, beta, gamma, form) if beta else host.objective
         # tables that live on are not all equal at the start of a round: what is averaged is how they moved
         upload = replace(host.upload, kind="delta") if keep and host.upload.kind == "value" else host.upload
         return replace(host, model=model, roles=roles, prepare=prepare, objective=objective, upload=upload)

@@ -48,11 +48,7 @@ class UphillGradient:
                 continue  # nothing was moved: the gradient is known
             moved = {n: at[n] + e for n, e in uphill.items() if self.joint or n in here}
             point = {**at, **moved}
-
-            def there(values: Mapping[str, Tensor], point: Mapping[str, Tensor] = point) -> Tensor:
-                return losses({**point, **values})
-
-            result |= self.host(there, {n: point[n] for n in here}, owners, ctx)[1]
+            result |= self.host(losses.at(point), {n: point[n] for n in here}, owners, ctx)[1]
         return value, result
 
 
@@ -70,7 +66,7 @@ def climb(
 
 
 def sharpness_aware(rho_shared: float = 0.0, rho_private: float = 0.0, *, joint: bool = False) -> Wrapper:
-    """Wrap a host that uploads gradients.
+    """Wrap any host: one that uploads gradients sends those taken uphill, any other steps by them on the device.
 
     rho_shared, rho_private: how far uphill the shared and the private group are moved. joint: both for both gradients.
 
@@ -81,10 +77,8 @@ def sharpness_aware(rho_shared: float = 0.0, rho_private: float = 0.0, *, joint:
     """
 
     def wrap(host: Algorithm) -> Algorithm:
-        if host.upload.kind != "gradient":
-            raise SettingsError(
-                "sharpness_aware needs a host that uploads gradients; this one uploads " + host.upload.kind
-            )
+        if isinstance(host.gradient, UphillGradient):
+            raise SettingsError("sharpness_aware: this host takes its gradients uphill already")
         if not rho_shared and not rho_private:
             return host
         sent = host.sent

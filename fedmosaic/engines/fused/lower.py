@@ -90,6 +90,8 @@ def _common(algorithm: Algorithm) -> Fields:
     taken.need("history", False, "its model reads the client's positives")
     taken.need("whole", False, "local work moves rows without examples")
     taken.take("server", "serve")  # the server's step is taken outside; work on request has an engine of its own
+    if algorithm.server.weights != "equal":
+        raise Unfit("clients weigh by their size")
     if algorithm.server.reduction.each:
         raise Unfit("its server must see every upload by itself")
     return taken
@@ -159,16 +161,14 @@ def _pair(algorithm: Algorithm) -> PairProgram:
 
 def _additive(model: Any, objective: Any, prepare: Any) -> None:
     outer = Fields(model, AdditiveModel, "its model")
-    outer.need("table", "item", "the shared table is not 'item'")
-    outer.need("own", "item.own", "the own table is not 'item.own'")
+    outer.need("tables", ("item",), "the shared table is not 'item' alone")
     _scorer(outer.take("host"))
     outer.take("init")
     outer.close()
     if objective is not bce:
         terms = Fields(objective, AdditiveObjective, "its objective")
         terms.need("host", bce, "its objective has other terms beside cross-entropy")
-        terms.need("table", "item", "its terms are of another table")
-        terms.need("own", "item.own", "its terms are of another table")
+        terms.need("tables", ("item",), "its terms are of other tables")
         terms.take("apart", "sparse")
         norm = terms.take("norm")
         if norm not in NORMS:
@@ -180,14 +180,14 @@ def _additive(model: Any, objective: Any, prepare: Any) -> None:
 
 def _mixed(model: Any, objective: Any, prepare: Any) -> None:
     outer = Fields(model, MixedModel, "its model")
-    outer.need("table", "item", "the mixed table is not 'item'")
+    outer.need("tables", ("item",), "the mixed table is not 'item' alone")
     _scorer(outer.take("host"))
     weight = outer.take("weight")
     outer.close()
     if objective is not bce:
         terms = Fields(objective, Decorrelated, "its objective")
         terms.need("host", bce, "its objective has other terms beside cross-entropy")
-        terms.need("table", "item", "its terms are of another table")
+        terms.need("tables", ("item",), "its terms are of other tables")
         terms.take("beta", "gamma", "form")
         terms.close()
     if weight is not None:
@@ -195,7 +195,7 @@ def _mixed(model: Any, objective: Any, prepare: Any) -> None:
             raise Unfit("its weight is fixed, and something is computed as the round goes")
         return
     trace = Fields(prepare, NTKWeight, "what sets the mixing weight")
-    trace.need("table", "item", "its weight is of another table")
+    trace.need("tables", ("item",), "its weight is of other tables")
     trace.need("name", "item.mix", "its weight has another name")
     trace.need("exact", False, "its weight needs derivatives of the whole head")
     if trace.take("rows") == "all":
