@@ -41,6 +41,8 @@ class View:
     """Parameters of a block of clients, read through a batch.
 
     `given` holds item tables as the server sent them, for those who compare; `history` the clients' own positives.
+    `gathered` remembers which items were read last and what was found: terms of one loss read the same rows, which are
+    then gathered, and differentiated, once.
     A wrapper changes what `rows` means for a name with `reading`.
     """
 
@@ -49,6 +51,7 @@ class View:
     given: Mapping[str, Tensor] = field(default_factory=dict)
     history: Batch | None = None
     readings: Mapping[str, tuple[Reading, ...]] = field(default_factory=dict)
+    gathered: dict[tuple[str, str], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def rows(self, name: str, items: Tensor) -> Tensor:
         """Rows of an item table, as wrappers have it read; inside a reading, as the wrappers around it have."""
@@ -59,11 +62,11 @@ class View:
 
     def stored(self, name: str, items: Tensor) -> Tensor:
         """Rows of an item table, as they are."""
-        return self._rows(self._named(self.params, name), items)
+        return self._rows("stored", self.params, name, items)
 
     def received(self, name: str, items: Tensor) -> Tensor:
         """Rows of an item table, as the server sent them."""
-        return self._rows(self._named(self.given, name), items)
+        return self._rows("received", self.given, name, items)
 
     @staticmethod
     def _named(params: Mapping[str, Tensor], name: str) -> Tensor:
@@ -71,11 +74,16 @@ class View:
             raise UnknownNameError("parameter", name, params)
         return params[name]
 
-    def _rows(self, table: Tensor, items: Tensor) -> Tensor:
+    def _rows(self, kind: str, params: Mapping[str, Tensor], name: str, items: Tensor) -> Tensor:
+        table = self._named(params, name)
         if self.batch.direct and items is self.batch.items:
             rows = table.reshape(-1, items.shape[1], *table.shape[1:])
             return rows.expand(*items.shape, *table.shape[1:])
-        return _gather(table, items)
+        asked, found = self.gathered.get((kind, name), (None, None))
+        if found is None or asked is not items:
+            found = _gather(table, items)
+            self.gathered[kind, name] = items, found
+        return found
 
     def reading(self, name: str, reading: Reading) -> View:
         """The same view, with `rows(name, ...)` read in another way, on top of how it was read."""

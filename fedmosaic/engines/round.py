@@ -141,7 +141,7 @@ class BlockLosses:
 
     def __call__(self, values: Mapping[str, Tensor]) -> Tensor:
         """One loss per client."""
-        view = replace(self.view, params={**self.heads, **values})
+        view = replace(self.view, params={**self.heads, **values}, gathered={})
         losses = self.algorithm.objective(self.algorithm.model, view, self.turn.batch, self.ctx)
         return _checked(losses, self.turn.active)
 

@@ -1,9 +1,13 @@
-"""PLGC-style mixing: a local item table weighed with the frozen global one, decorrelated, on three hosts.
+"""PLGC-style mixing: a local item table weighed with the frozen global one, decorrelated, on four hosts.
 
     item_j = weight · local_j + (1 - weight) · global_j        weight per client, from traces of the tangent kernel
 
 Paper: after Shen et al., arXiv 2508.19591, 2025. Built from its abstract, not from its equations, which were not
 available: algorithm/wrappers/mixing.py says what is the paper's and what is ours. Numbers must not be called PLGC's.
+
+`plgc` is mixing on the host where it does best under the strict pool, `host=` says otherwise; `fedmf-plgc` and the
+others take their host's settings too. On FedRAP the mixed table is the common one, own rows are added to it, and the
+local table lives on from round to round.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from pydantic import BaseModel, Field
 from fedmosaic.algorithm.algorithm import Wrapper
 from fedmosaic.algorithm.wrappers.dual import dual
 from fedmosaic.algorithm.wrappers.mixing import Form, NTKWeight, mixing
-from fedmosaic.methods.base import Entry, federation
+from fedmosaic.methods.base import Entry, FederatedSettings, federation
 from fedmosaic.methods.fedmf import LinearSettings, linear
 from fedmosaic.methods.fedncf import NetworkSettings, fedncf
+from fedmosaic.methods.fedrap import AdditiveSettings, fedrap
 
 PAPER = "after Shen et al., arXiv 2508.19591, 2025; built from the abstract, see algorithm/wrappers/mixing.py"
 
@@ -38,6 +43,12 @@ class MixSettings(BaseModel):
     form: Form = Field(default="local-global", description="which two views are decorrelated")
 
 
+class PlgcSettings(MixSettings, FederatedSettings):
+    """Mixing on one of the hosts, with the host's own rates."""
+
+    host: Literal["fedmf", "pfedrec", "fedncf", "fedrap"] = Field(default="fedmf", description="what is wrapped")
+
+
 class MixedLinearSettings(MixSettings, LinearSettings):
     """Mixing on the linear scorer."""
 
@@ -50,13 +61,35 @@ class MixedNetworkSettings(MixSettings, NetworkSettings):
     RENAMED: ClassVar = {**NetworkSettings.RENAMED, "weight": "decorrelation"}
 
 
+class MixedAdditiveSettings(MixSettings, AdditiveSettings):
+    """Mixing on FedRAP."""
+
+    RENAMED: ClassVar = {**AdditiveSettings.RENAMED, "weight": "decorrelation"}
+
+    local: Literal["keep"] = Field(default="keep", description="the local table, from round to round")
+
+
 def mixed(s: MixSettings) -> Wrapper:
     """The wrapper these settings describe."""
     weight = NTKWeight() if s.mix is None else s.mix
     return mixing(weight, keep=s.local == "keep", beta=s.decorrelation, gamma=s.gamma, form=s.form)
 
 
+def on_host(s: PlgcSettings) -> Any:
+    """The method of that name on the host, with what was given here."""
+    given = {name: getattr(s, name) for name in s.model_fields_set - {"host"}}
+    (entry,) = (e for e in METHODS if e.name == f"{s.host}-plgc")
+    return entry.build(given)
+
+
 METHODS = (
+    Entry(
+        "plgc",
+        "Mixing of local and frozen global rows, decorrelated, on the host where it does best",
+        PAPER,
+        PlgcSettings,
+        on_host,
+    ),
     Entry(
         "fedmf-plgc",
         "Mixing of local and frozen global rows, decorrelated, on FedMF",
@@ -79,5 +112,12 @@ METHODS = (
         PAPER,
         MixedNetworkSettings,
         lambda s: federation(s, fedncf(s), mixed(s)),
+    ),
+    Entry(
+        "fedrap-plgc",
+        "Mixing of local and frozen global rows, decorrelated, on FedRAP",
+        PAPER,
+        MixedAdditiveSettings,
+        lambda s: federation(s, fedrap(s), mixed(s)),
     ),
 )
