@@ -328,6 +328,12 @@ class GeneratedScores:
         """Scores of the whole catalogue."""
         return np.concatenate([scores for _, scores in self.method._tables(self.data, self.state, users)])
 
+    def item_rows(self, user: int) -> npt.NDArray[np.floating]:
+        """The item table that is generated for a user."""
+        with torch.no_grad():
+            made = generate(_answering(self.state), torch.tensor([user]), self.method.settings)
+            return np.asarray((made["factors"][0] @ made["rise"][0]).numpy())
+
 
 METHODS = (
     Entry(

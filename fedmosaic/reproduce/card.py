@@ -31,7 +31,7 @@ METRICS = ("hr@10", "ndcg@10")
 SEEDS = 3
 CHEAP = ("fedmf", "pfedrec")  # a few seconds a run, but for the largest data set: five seeds
 MANY = 5
-QUICK_DATA = ("ml-100k", "filmtrust-5")
+QUICK_DATA = ("ml-100k", "filmtrust-5", "filmtrust-5-drawn")
 # Rows that stand in every table, before those of the paper: method, settings, seeds, rounds in quick mode
 REFERENCES: tuple[tuple[str, dict[str, Any], int, int], ...] = (
     ("popularity", {}, 1, 1),
@@ -46,6 +46,7 @@ NAMES = {
     "amazon-video": "Amazon-Video",
     "amazon-video-10": "Amazon-Video, users with 10",
     "filmtrust-5": "FilmTrust",
+    "filmtrust-5-drawn": "FilmTrust, authors' draw",
 }
 
 
@@ -140,6 +141,9 @@ class Card:
     states: bool = False  # whether its drawings look into trained states, which are then kept
     protocol: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by data set, what all of its runs share
     counts: tuple[Count, ...] = ()  # a table of data sets, which has no runs
+    core: bool = False  # whether its published numbers could easily be missed: a main table, not a sweep that is flat
+    source: str = "printed in the paper"  # where the published numbers are from
+    ranks: bool = False  # whether its table says how many directions the shared item table uses
 
     def data(self, quick: bool) -> list[str]:
         """The data sets it looks at."""
@@ -257,7 +261,11 @@ class Verdict:
     @property
     def matches(self) -> bool:
         """Whether the two agree."""
-        return abs(self.ours - self.paper) <= self.allowed
+        return self.within(self.allowed)
+
+    def within(self, points: float) -> bool:
+        """Whether they are at most so far apart."""
+        return abs(self.ours - self.paper) <= points
 
 
 def verdicts(card: Card, results: Results) -> list[Verdict]:
@@ -302,8 +310,8 @@ def card_table(card: Card, results: Results) -> Table:
             rows.append(_row(card, replace(claim, row="chance"), results, "chance", ""))
         rows.append(_row(card, claim, results, "test", words))
     pools = [f"`{pool}`" for pool in card.pools]
-    header = ("row", "data", "paper", *pools, f"`{card.pools[-1]}`, full ranking", "seeds", "verdict")
-    return Table(card.title, header, tuple(rows))
+    last = (f"`{card.pools[-1]}`, full ranking", *(["effective rank"] if card.ranks else []), "seeds", "verdict")
+    return Table(card.title, ("row", "data", "paper", *pools, *last), tuple(rows))
 
 
 def _row(card: Card, claim: Claim, results: Results, part: str, verdict: str) -> tuple[str, ...]:
@@ -315,9 +323,19 @@ def _row(card: Card, claim: Claim, results: Results, part: str, verdict: str) ->
         " / ".join("" if p is None else f"{p:.2f}" for p in claim.paper) if any(claim.paper) else "",
         *("not run" if e is None else e.text() for e in found),
         "" if full is None else full.text(),
+        *([_rank(card, claim, results)] if card.ranks else []),
         _counts([0 if e is None else e.seeds for e in found]) if part == "test" else "",
         verdict,
     )
+
+
+def _rank(card: Card, claim: Claim, results: Results) -> str:
+    """Mean effective rank of the shared item table over seeds, per pool."""
+    found = []
+    for pool in card.pools:
+        known = [r.summary["table"]["effective_rank"] for r in results.records(claim, pool) if r.summary.get("table")]
+        found.append(f"{np.mean(known):.1f}" if known else "")
+    return " / ".join(found) if any(found) else ""
 
 
 def _counts(seeds: Sequence[int]) -> str:

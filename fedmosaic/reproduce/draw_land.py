@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmosaic.core.extras import require_torch
 from fedmosaic.report import figures
-from fedmosaic.reproduce.card import Card, Figure, Results
+from fedmosaic.reproduce.card import NAMES, Card, Figure, Results
 from fedmosaic.runs.run_folder import RunFolder
 
 POINTS = {"zero-mean": 11, "filter": 11, "paper": 5}
@@ -26,10 +26,12 @@ def draw_landscapes(card: Card, results: Results, folder: Path) -> list[Figure]:
     from fedmosaic.reproduce.landscape import RECIPES, look
 
     drawn = []
-    pool = card.pools[0]
-    for recipe in RECIPES[:1] if results.quick else RECIPES:
+    pool, chosen = card.pools[0], card.chosen(results.quick)
+    sets = list(dict.fromkeys(claim.data for claim in chosen))
+    recipes = RECIPES[:1] if results.quick else RECIPES
+    for data, recipe in ((d, r) for d in sets for r in recipes if r == RECIPES[0] or d == sets[0]):
         surfaces, words = {}, []
-        for claim in card.chosen(results.quick):
+        for claim in (c for c in chosen if c.data == data):
             for place in results.states(claim, pool)[:1]:
                 model = RunFolder(place).recommender()
                 points = 5 if results.quick else POINTS[recipe]
@@ -40,7 +42,12 @@ def draw_landscapes(card: Card, results: Results, folder: Path) -> list[Figure]:
                     f"{seen['uphill_rise']:.2e}"
                 )
         if surfaces:
-            name = f"{card.name}-{recipe}"
+            name = f"{card.name}-{data}-{recipe}"
             figures.save(figures.landscapes(surfaces, words="training loss above the model's own"), folder, name)
-            drawn.append(Figure(name, f"Directions: {WORDS[recipe].format(RADIUS[recipe])}. " + "; ".join(words) + "."))
+            drawn.append(
+                Figure(
+                    name,
+                    f"{NAMES[data]}. Directions: {WORDS[recipe].format(RADIUS[recipe])}. " + "; ".join(words) + ".",
+                )
+            )
     return drawn

@@ -7,13 +7,16 @@ from typing import Any
 from fedmosaic.reproduce.card import Card, Claim, Reason
 from fedmosaic.reproduce.draw_curves import draw_radii
 from fedmosaic.reproduce.draw_land import draw_landscapes
+from fedmosaic.reproduce.fedrap import SETTINGS as FEDRAP
 
 PAPER = "Sharpness-aware minimization for generalized embedding learning, arXiv 2603.11503, WWW 2026"
 OUT: dict[str, Any] = {"split": "last-out"}
+FILMS = "filmtrust-5-drawn"
+RADIUS = {FILMS: 0.02, "lastfm-2k-tags": 0.01, "amazon-video": 0.01}  # where the sweeps of a data set meet
 RADII = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 # HR@10 and NDCG@10 along the shared radius and along the private one, from the plotting notebook
 SWEEPS = {
-    "filmtrust-5": (
+    FILMS: (
         0.02,
         "91.58 91.61 91.77 91.52 91.52 91.61 91.52 88.92", "78.72 77.61 81.75 79.22 80.05 79.25 77.82 79.89",
         "91.61 91.77 91.77 91.61 91.77 91.52 91.77 91.93", "77.29 77.32 81.75 80.30 79.04 77.97 81.50 79.45",
@@ -29,43 +32,43 @@ SWEEPS = {
         "62.64 62.71 62.61 62.95 62.96 62.80 62.61 62.71", "41.14 41.26 41.40 41.40 41.40 41.44 41.30 41.15",
     ),
 }  # fmt: skip
-# Round, HR@10 and NDCG@10 by the paper's choice, the best test HR, seed 0, for shared and private radius S and P:
-# python benchmarks/best_test_round.py fedrecgel filmtrust-5 split=last-out ties=hash rho_shared=S rho_private=P
-# python benchmarks/best_test_round.py fedrecgel lastfm-2k-tags split=last-out straddle=true ties=file rho_shared=S ...
-BY_TEST = {
-    ("filmtrust-5", 0.0, 0.02): (64, 90.79, 80.28),
-    ("filmtrust-5", 0.01, 0.02): (50, 90.79, 79.01),
-    ("filmtrust-5", 0.05, 0.02): (48, 90.71, 79.22),
-    ("filmtrust-5", 0.2, 0.02): (64, 90.71, 79.80),
-    ("filmtrust-5", 0.02, 0.0): (51, 90.79, 79.10),
-    ("filmtrust-5", 0.02, 0.01): (51, 90.79, 79.35),
-    ("filmtrust-5", 0.02, 0.1): (52, 90.79, 79.83),
-    ("filmtrust-5", 0.02, 0.2): (71, 90.71, 80.91),
-    ("filmtrust-5", 0.02, 1.0): (67, 90.71, 80.40),
-    ("lastfm-2k-tags", 0.0, 0.01): (100, 64.38, 44.66),
-    ("lastfm-2k-tags", 0.2, 0.01): (100, 63.94, 44.45),
-    ("lastfm-2k-tags", 1.0, 0.01): (61, 63.94, 44.12),
-}
-# FilmTrust has no times and its authors drew some at random, so the held-out item is a random one: ours by hash.
+# FilmTrust has no times: its authors drew some at random, and so does this data set. Of tags that repeat, the release
+# trains on one, and leaves it in where it is held out.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "filmtrust-5": {**OUT, "ties": "hash"},
-    "lastfm-2k-tags": {**OUT, "straddle": True},
+    FILMS: OUT,
+    "lastfm-2k-tags": {**OUT, "straddle": "once"},
     "amazon-video": OUT,
 }
+BUDGET: dict[str, Any] = {"participation": 0.1}  # 100 rounds of a tenth of the clients, for every row
+SMALLER: dict[str, Any] = {"network_rate": 0.3, "item_factor": 2.4, "user_rate": 10.0}  # FedNCF's else diverge
+
+
+LAST_ROUND = Reason(
+    "the paper takes the round with the best test HR; ours is the last of 100, without a look at the test"
+)
 
 
 def _claim(row: str, data: str, shared: float, private: float, paper: tuple[float | None, float | None]) -> Claim:
     given = {"rho_shared": shared, "rho_private": private, **SETTINGS[data]}
-    chosen = BY_TEST.get((data, float(shared), float(private)))
-    return Claim(row, data, "fedrecgel", given, paper, quick=6, reason=None if chosen is None else _by_test(*chosen))
+    return Claim(row, data, "fedrecgel", given, paper, quick=6, reason=LAST_ROUND)
 
 
-def _by_test(at: int, hr: float, ndcg: float) -> Reason:
-    words = (
-        "the paper takes the round with the best test HR (`benchmarks/best_test_round.py` does), which with seed 0 is "
-        f"round {at} of 100"
-    )
-    return Reason(words, measured=(hr, ndcg))
+def _main() -> list[Claim]:
+    found = []
+    for data, radius in RADIUS.items():
+        shared = {**SETTINGS[data], **BUDGET}
+        rap = FEDRAP["amazon-video-10"] if data == "amazon-video" else {}
+        for row, method, given in (
+            ("FedMF", "fedmf", {}),
+            ("FedNCF", "fedncf", SMALLER),
+            ("FedRecon", "fedrecon", {}),
+            ("PFedRec", "pfedrec", {}),
+            ("FedRAP", "fedrap", {"ramp": "as-released", **rap}),
+            ("FedNeuMF, the host", "fedneumf", {}),
+            ("FedRecGEL", "fedrecgel", {"rho_shared": radius, "rho_private": radius}),
+        ):
+            found.append(Claim(row, data, method, {**shared, **given}, quick=6))
+    return found
 
 
 def _numbers(text: str) -> list[float | None]:
@@ -89,12 +92,23 @@ def _ablation() -> list[Claim]:
     names = ("both radii 0 (the host)", "shared only", "private only", "both")
     return [
         _claim(name, data, shared, private, (None, None))
-        for data, radius in (("filmtrust-5", 0.02), ("amazon-video", 0.01))
+        for data, radius in RADIUS.items()
         for name, (shared, private) in zip(names, ((0, 0), (radius, 0), (0, radius), (radius, radius)), strict=True)
     ]
 
 
 CARDS = (
+    Card(
+        "fedrecgel-main",
+        PAPER,
+        "FedRecGEL: against the others on its data sets",
+        tuple(_main()),
+        "100 rounds of a tenth of the clients for every row, the last round, no look at the test; other rates as on "
+        "ML-100K, FedNCF's lower. The paper's table of results could not be read, so no number is compared.",
+        "cannot be checked: the paper's main table is not in the text that could be had.",
+        pools=("strict",),
+        protocol=SETTINGS,
+    ),
     Card(
         "fedrecgel-radii",
         PAPER,
@@ -103,7 +117,9 @@ CARDS = (
         "Numbers of the plotting notebook: best round on the test set, one run. Ours: the last of 100 rounds, no look "
         "at the test. Its training negatives leave out training items only, which is our strict pool. Lastfm: the "
         "values as stored, before the notebook adds 16 and 29 points; the other sweep was stored only with them. "
-        "QB-article cannot be had here.",
+        "QB-article cannot be had here. Popularity alone comes within the band of most of these numbers, and the whole "
+        "effect of the radii is smaller than it.",
+        source="plotting notebook of the release; on Lastfm-2K it plots 16 and 29 points more than it stores",
         pools=("strict",),
         protocol=SETTINGS,
         draw=draw_radii,
@@ -112,9 +128,13 @@ CARDS = (
         "fedrecgel-landscape",
         PAPER,
         "FedRecGEL, figures 1 and 3: loss landscapes",
-        (
-            Claim("FedNCF (radii 0)", "filmtrust-5", "fedneumf", SETTINGS["filmtrust-5"], seeds=1, quick=6),
-            Claim("FedRecGEL", "filmtrust-5", "fedrecgel", SETTINGS["filmtrust-5"], seeds=1, quick=6),
+        tuple(
+            Claim(row, data, method, {**SETTINGS[data], **given}, seeds=1, quick=6)
+            for data, radius in RADIUS.items()
+            for row, method, given in (
+                ("FedNCF (radii 0)", "fedneumf", {}),
+                ("FedRecGEL", "fedrecgel", {"rho_shared": radius, "rho_private": radius}),
+            )
         ),
         "Same examples and one scale for both models, heights above the model's own loss; `fedmosaic landscape` "
         "prints the scalars. Zero-mean directions are the same for both; those scaled to the model's own rows differ "

@@ -61,15 +61,17 @@ TABLE4 = {
     "lastfm-2k-tags": ((82.38, 82.04, 81.91, 81.85, 81.98, 81.88), (73.19, 72.41, 72.23, 72.43, 72.39, 72.36)),
     "amazon-video": ((60.08, 59.31, 59.29, 59.21, 59.15, 59.06), (39.12, 37.97, 37.92, 37.83, 37.81, 37.34)),
 }
+# Central MF as PyTorch leaves it, vectors from N(0, 1) and batches of 256, which the paper prints; the rate it does not
+PAPERS_MF: dict[str, Any] = {"init": 1.0, "batch_size": 256, "rate": 0.005}
 NO_RATE = "the paper prints no rate"
 NOT_RATES = "not the rates: at equal HR our NDCG is higher"
 CARRIED = "rates carried over from ML-100K"
 # Why a cell differs, each with the run that tests it (the paper's pool, seed 0)
 REASONS = {
     ("ncf", "ml-100k"): Reason(NO_RATE, {"rate": 0.003}),
-    ("mf", "ml-100k"): Reason(NO_RATE, {"rate": 0.01}),
-    ("mf", "lastfm-2k-tags"): Reason(NO_RATE, {"rate": 0.01}),
-    ("mf", "amazon-video"): Reason("the paper's MF is below popularity, as an overfitted one is", {"rate": 0.01}),
+    ("mf", "amazon-video"): Reason(
+        "with the paper's beginning and batch it is below popularity, as there; the rate is not printed", {"rate": 0.01}
+    ),
     ("metamf", "ml-100k"): Reason(
         "not the rates, of which 20 were searched, nor the width", {"hidden": 256, "memory": 256}
     ),
@@ -124,6 +126,8 @@ def _rows(table: dict[str, tuple[str, str]]) -> list[Claim]:
 def _given(method: str, data: str) -> dict[str, Any]:
     if method in OTHER.get(data, {}):
         return OTHER[data][method]
+    if method == "mf":
+        return PAPERS_MF
     rounds = {"fedpergnn": 20, "metamf": STEPS.get(data)}.get(method)
     return {} if rounds is None else {"rounds": rounds}
 
@@ -177,9 +181,11 @@ CARDS = (
         "file, best validation round of 100 (30 epochs of the central methods, 45 or 60 rounds of FedNCF + dual, 20 of "
         "FedPerGNN, and of MetaMF as many as make 3,000 steps of the server). Rates of NCF, MF, FedNCF, FedRecon and "
         "MetaMF are not printed in the paper; ours were chosen on ML-100K (`docs/methods.md`) and carried to the "
-        "others, but for FedNCF on Lastfm-2K and Amazon-Video, where they diverge: lower ones. FedPerGNN's published "
-        "row is at chance.",
+        "others, but for FedNCF on Lastfm-2K and Amazon-Video, where they diverge: lower ones. MF begins at N(0, 1), "
+        "PyTorch's default, with the paper's batch of 256: that, not overfitting, is why the published MF is so low on "
+        "Amazon-Video; from N(0, 0.01) it is 17 points better there. FedPerGNN's published row is at chance.",
         protocol=SETTINGS,
+        core=True,
     ),
     Card(
         "pfedrec-table3",
@@ -193,6 +199,7 @@ CARDS = (
         "to seven points, and the ranking of everything moves by less than seeds do; tuned rows still help only where "
         "repeated tags straddle the split, another leak.",
         protocol=SETTINGS,
+        core=True,
     ),
     Card(
         "pfedrec-table4",
@@ -201,7 +208,8 @@ CARDS = (
         tuple(_noises()),
         "Noise is added to every number sent, nothing is clipped, so no epsilon follows. The sum of the clients' noise "
         "is drawn at once, by its law (`noise_draws=summed`); where every client draws its own, the last row of each "
-        "data set, the same comes out.",
+        "data set, the same comes out. The paper reports a decline from 71.62 to 70.88 on ML-100K: it is not "
+        "reproduced, our curve is flat, and all numbers match because the whole effect is smaller than the band.",
         protocol=SETTINGS,
     ),
     Card(
@@ -211,7 +219,7 @@ CARDS = (
         tuple(
             Claim(row, "ml-100k", method, seeds=1, quick=QUICK.get(method, 20))
             for method, (row, _) in TABLE2.items()
-            if method in ("fedmf", "fedncf", "fedrecon", "pfedrec")
+            if method in ("metamf", "fedmf", "fedrecon", "pfedrec")  # the best three there, and PFedRec
         ),
         "Blue: items of the user's history. The paper sees two clusters under PFedRec only.",
         "no number to compare. The user's items lie together under PFedRec and not under the others, as in the paper. "

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedmosaic.core.errors import FedmosaicError
-from fedmosaic.reproduce.card import NAMES, Card, Results, Verdict, card_table, verdicts
+from fedmosaic.report.tables import Table
+from fedmosaic.reproduce.card import NAMES, POINTS, Card, Results, Verdict, card_table, verdicts
 from fedmosaic.runs.run_folder import RunFolder
 from fedmosaic.runs.study import StudyProgress, Tell, cells, run_study
 
+CLOSE = 0.5  # points: what is close, rather than within the band
 LARGEST_STATE = 100 << 20  # bytes; figures need some states, none of the large ones
 
 
@@ -36,12 +38,16 @@ def run_cards(
 
 
 def section(card: Card, results: Results, folder: Path, link: str) -> str:
-    """One card as Markdown: table, verdict, figures."""
+    """One card as Markdown: table, verdict, figures, and folded why numbers differ."""
     found = verdicts(card, results)
     table = card_table(card, results)
     parts = [f"## {card.title}", f"*{card.paper}*  ", f"`fedmosaic reproduce {card.name}`", card.text, table.markdown()]
     if found:
-        parts.append(f"Of {len(found)} published numbers that were run, {sum(v.matches for v in found)} match.")
+        parts.append(
+            f"Of {len(found)} published numbers ({card.source}) that were run, {sum(v.matches for v in found)} match, "
+            f"{sum(v.within(CLOSE) for v in found)} of them within {CLOSE} points."
+        )
+        parts += _reasons([v for v in found if not v.matches], results)
     if card.verdict and not results.quick:
         parts.append(f"Verdict: {card.verdict}")
     try:
@@ -58,7 +64,6 @@ def write_book(cards: Sequence[Card], results: Results, place: Path, command: st
     """All cards in one Markdown file, figures in a folder beside it."""
     link = "figures-quick" if results.quick else "figures"
     folder = place.parent / link
-    judged = [v for card in cards for v in verdicts(card, results)]
     head = [
         "# Results: published tables and figures, run again",
         f"Written by `{command}` on {datetime.now(UTC):%Y-%m-%d} from runs made on {_versions(cards, results)}. "
@@ -67,13 +72,86 @@ def write_book(cards: Sequence[Card], results: Results, place: Path, command: st
         "the held-out items ([leak.md](leak.md)); `strict` is what holds in real life. Chance is 10.00 / 4.54.",
         "A published number matches if ours lies within 1.5 points or two standard deviations (the paper's or ours, "
         "the larger) under the paper's pool.",
-        _contents(cards, results),
+        *(["A quick run: too few rounds to judge anything."] if results.quick else overview(cards, results)),
         *_unfinished(cards, results),
-        *(["A quick run: too few rounds to judge anything."] if results.quick else _judgement(judged, results)),
+        "## Cards",
+        _contents(cards, results),
     ]
     body = [section(card, results, folder, link) for card in cards]
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("\n\n".join([*head, *body]) + "\n")
+
+
+def overview(cards: Sequence[Card], results: Results) -> list[str]:
+    """The first page: what matches, how closely, where the numbers are from, and what holds under the strict pool."""
+    judged = {card.name: _distinct(verdicts(card, results)) for card in cards}
+    seen: set[tuple[str, str, float]] = set()
+    rows, sums = [], {True: [0] * 4, False: [0] * 4}
+    for card in cards:
+        found = [v for key, v in judged[card.name].items() if key not in seen]  # a run is judged where it stands first
+        seen |= set(judged[card.name])
+        if found:
+            numbers = [len(found), *(sum(map(test, found)) for test in (_matches, _near, _close))]
+            sums[card.core] = [a + b for a, b in zip(sums[card.core], numbers, strict=True)]
+            rows.append([f"[{card.title}](#{_anchor(card.title)})", "core" if card.core else "", *map(str, numbers),
+                         card.source])  # fmt: skip
+    if not rows:
+        return []
+    for core, words in ((True, "**core tables**"), (False, "sweeps and others")):
+        rows.append([words, "", *(f"**{n}**" if core else str(n) for n in sums[core]), ""])
+    header = ("card", "", "numbers", "match", "within 1.5", f"within {CLOSE}", "where the published numbers are from")
+    unchecked = [f"- {c.title}: {c.verdict}" for c in cards if c.verdict.startswith(("cannot", "no number"))]
+    return [
+        "## In one page",
+        "Core tables are those in which a method could easily miss the published number. The others cannot fail as "
+        "easily: a sweep whose published values all lie within the band, or a data set on which popularity alone comes "
+        "as near. Rows that several tables repeat are counted once.",
+        Table("", header, tuple(tuple(r) for r in rows)).markdown(),
+        "What cannot be checked, and why:\n\n" + "\n".join(unchecked) if unchecked else "",
+        "What holds under the strict pool, where no method may know which items were held out:\n\n"
+        + "\n".join(strict_words(cards, results)),
+    ]
+
+
+def _matches(verdict: Verdict) -> bool:
+    return verdict.matches
+
+
+def _near(verdict: Verdict) -> bool:
+    return verdict.within(POINTS)
+
+
+def _close(verdict: Verdict) -> bool:
+    return verdict.within(CLOSE)
+
+
+def _distinct(judged: Sequence[Verdict]) -> dict[tuple[str, str, float], Verdict]:
+    found: dict[tuple[str, str, float], Verdict] = {}
+    for verdict in judged:
+        key = verdict.claim.settings(verdict.pool, 0, False).key()
+        found.setdefault((key, verdict.metric, verdict.paper), verdict)
+    return found
+
+
+def strict_words(cards: Sequence[Card], results: Results) -> list[str]:
+    """Per core card and data set: which rows lie above popularity when all unseen items are ranked."""
+    lines = []
+    for card in (c for c in cards if c.core and "strict" in c.pools):
+        for data in card.data(results.quick):
+            rows = [c for c in card.rows(results.quick) if c.data == data]
+            known = {c.row: e for c in rows if (e := results.estimate(c, "strict", "full")) is not None}
+            popular = known.pop("popularity", None)
+            if popular is None or not known:
+                continue
+            above = {row: e for row, e in known.items() if e.mean[0] > popular.mean[0] + 2 * e.deviation[0]}
+            best = max(known.items(), key=lambda pair: pair[1].mean[0])
+            names = ", ".join(above) or "none"
+            lines.append(
+                f"- {card.title.split(':')[0]}, {NAMES[data]}: of {len(known)} rows {len(above)} lie above popularity "
+                f"({popular.mean[0]:.1f} % HR@10 of the whole catalogue): {names}. The best is {best[0]}, "
+                f"{best[1].mean[0]:.1f} %."
+            )
+    return lines
 
 
 def _unfinished(cards: Sequence[Card], results: Results) -> list[str]:
@@ -115,14 +193,8 @@ def _versions(cards: Sequence[Card], results: Results) -> str:
     return "; ".join(found) or "nothing yet"
 
 
-def _judgement(judged: Sequence[Verdict], results: Results) -> list[str]:
-    distinct: dict[tuple[str, str, float], Verdict] = {}
-    for verdict in judged:  # tables repeat each other's rows: a run is judged once, where it stands first
-        key = verdict.claim.settings(verdict.pool, 0, False).key()
-        distinct.setdefault((key, verdict.metric, verdict.paper), verdict)
-    if not distinct:
-        return []
-    wrong = [v for v in distinct.values() if not v.matches]
+def _reasons(wrong: Sequence[Verdict], results: Results) -> list[str]:
+    """Why numbers differ, folded: each cell with the run that tested the reason."""
     lines: list[str] = []
     said: dict[str, str] = {}  # a reason is said once
     for (row, data), numbers in groupby(wrong, key=lambda v: (v.claim.row, v.claim.data)):
@@ -133,8 +205,10 @@ def _judgement(judged: Sequence[Verdict], results: Results) -> list[str]:
         title = f"{row}, {NAMES[data]}"
         first = said.setdefault(why, title)
         lines.append(f"- {title}: {text} ({why if first == title or reason is None else f'as for {first}'})")
-    share = f"**{len(distinct) - len(wrong)} of {len(distinct)} published numbers match.**"
-    return [share + (" Those that do not:" if wrong else ""), "\n".join(lines)]
+    if not lines:
+        return []
+    summary = f"<summary>The {len(lines)} rows that differ, and why</summary>"
+    return [f"<details>{summary}\n\n" + "\n".join(lines) + "\n\n</details>"]
 
 
 def as_json(cards: Sequence[Card], results: Results) -> list[dict[str, Any]]:
