@@ -23,9 +23,11 @@ BUILT_IN = {  # method -> its file in this room
     "fedrap": "fedrap", "fedrap-c": "fedrap", "fedrap-d": "fedrap", "fedrap-no": "fedrap", "fedrap-l2": "fedrap",
     "fedrap-fixed": "fedrap", "fedrap-sin": "fedrap", "fedrap-square": "fedrap", "fedrap-frac": "fedrap",
     "fedneumf": "fedrecgel", "fedrecgel": "fedrecgel",
-    "fedmf-plgc": "plgc", "pfedrec-plgc": "plgc", "fedncf-plgc": "plgc",
+    "fedmf-plgc": "plgc", "pfedrec-plgc": "plgc", "fedncf-plgc": "plgc", "fedrap-plgc": "plgc",
+    "plgc": "plgc",
     "colr": "colr", "metamf": "metamf", "fedpergnn": "fedpergnn", "gpfedrec": "gpfedrec",
     "mf": "central", "ncf": "central", "neumf": "central",
+    "lightgcn": "lightgcn", "fedlightgcn": "lightgcn", "fedcia": "fedcia", "feddae": "feddae",
 }  # fmt: skip
 _registered: dict[str, Entry] = {}
 
