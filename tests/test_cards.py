@@ -16,7 +16,7 @@ from fedmosaic.data.sources import SOURCES
 from fedmosaic.reproduce import draw_land, draw_rows
 from fedmosaic.reproduce import draw_spectra as spectra
 from fedmosaic.reproduce import results_page as book
-from fedmosaic.reproduce.card import NAMES, Card, Claim, Draw, Reason, Results, card_table, find, verdicts
+from fedmosaic.reproduce.card import NAMES, QUICK_DATA, Card, Claim, Draw, Reason, Results, card_table, find, verdicts
 from fedmosaic.reproduce.counts import Count
 from fedmosaic.reproduce.draw_curves import draw_convergence, draw_learning, draw_sensitivity, draw_sparsity
 from fedmosaic.reproduce.draw_rows import draw_additive_tsne, draw_inference, draw_tsne
@@ -37,7 +37,7 @@ def test_every_claim_is_a_run_that_can_be_made(name: str) -> None:
             settings.build()
             assert settings.dataset in SOURCES
             if quick:
-                assert settings.dataset in ("ml-100k", "filmtrust-5")
+                assert settings.dataset in QUICK_DATA
     rows = card.rows(False)
     assert len({(c.row, c.data) for c in rows}) == len(rows), "a row appears twice"
     assert card.plan(1, True) or card.counted(True), "nothing of this card runs in quick mode"
@@ -62,7 +62,8 @@ def test_seeds_are_five_where_cheap_three_elsewhere_and_never_more_than_wanted()
     assert len(cheap.seed_range(2)) == 2
     assert len(replace(cheap, seeds=1).seed_range(9)) == 1
     published = [c for card in CARDS.values() for c in card.claims if any(c.paper)]
-    assert {len(c.seed_range(9)) for c in published} == {3, 5}
+    slow = [c for c in published if "noise_on" in c.given]  # minutes by the general engine
+    assert {len(c.seed_range(9)) for c in published if c not in slow} == {3, 5}
 
 
 @pytest.mark.parametrize("name", [name for name, card in CARDS.items() if not card.counts])
@@ -230,7 +231,9 @@ def test_a_book_says_what_it_rests_on(shelf: tuple[dict[str, Card], Results], tm
     for words in (
         "`fedmosaic reproduce learning`",
         "[title of learning](#title-of-learning): 0 of 1 match",
-        "0 of 1 published numbers match",
+        "Of 1 published numbers (printed in the paper) that were run, 0 match, 0 of them within 0.5 points.",
+        "<details><summary>The 1 rows that differ, and why</summary>",
+        "## In one page",
         "(as tested: `dim=3` was not run)",
         "torch",
         "Chance",

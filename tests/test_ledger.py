@@ -110,13 +110,17 @@ def test_a_book_is_written_from_the_ledger_alone(
     text = (tmp_path / "results.md").read_text()
     assert (tmp_path / "figures" / "curves.png").is_file()
     assert "none is here: run the card" in text
-    assert "of 1 published numbers match" in text
+    assert "Of 1 published numbers (printed in the paper) that were run, 0 match" in text
     assert "still to be made" in text  # the references' runs
 
 
-def test_every_planned_run_stands_in_the_published_ledger() -> None:
+def test_planned_runs_stand_in_the_published_ledger_or_the_book_says_how_many_do_not() -> None:
     planned = {s.key() for card in CARDS.values() for s in card.plan(MANY, False)}
-    assert planned == set(Ledger.read(DOCS / "ledger.jsonl").records)
+    absent = planned - set(Ledger.read(DOCS / "ledger.jsonl").records)
+    words = f"Of {len(planned)} planned runs {len(absent)} are still to be made"
+    assert (words if absent else "## Cards") in (DOCS / "results.md").read_text(), WRITE_AGAIN
+    first = {s.key() for card in CARDS.values() for s in card.plan(1, False)}
+    assert len(first & absent) < 0.1 * len(first), "a table without runs"
 
 
 def test_the_published_ledger_speaks_of_settings_by_their_names_of_today() -> None:

@@ -47,7 +47,9 @@ def draw_landscapes(card: Card, results: Results, folder: Path) -> list[Figure]:
             drawn.append(
                 Figure(
                     name,
-                    f"{NAMES[data]}. Directions: {WORDS[recipe].format(RADIUS[recipe])}. " + "; ".join(words) + ".",
+                    f"{NAMES.get(data, data)}. Directions: {WORDS[recipe].format(RADIUS[recipe])}. "
+                    + "; ".join(words)
+                    + ".",
                 )
             )
     return drawn

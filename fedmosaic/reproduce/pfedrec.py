@@ -120,6 +120,9 @@ def _rows(table: dict[str, tuple[str, str]]) -> list[Claim]:
                 )
             )  # fmt: skip
         found.append(Claim(row, ONCE, method, _given(method, ONCE), quick=0))
+        if method == "mf":  # what it can do
+            shared = [(data, SETTINGS.get(data, {})) for data in (*DATA, ONCE)]
+            found += [Claim("MF, central, small vectors", data, "mf", given, quick=0) for data, given in shared]
     return found
 
 

@@ -147,8 +147,8 @@ def strict_words(cards: Sequence[Card], results: Results) -> list[str]:
             best = max(known.items(), key=lambda pair: pair[1].mean[0])
             names = ", ".join(above) or "none"
             lines.append(
-                f"- {card.title.split(':')[0]}, {NAMES[data]}: of {len(known)} rows {len(above)} lie above popularity "
-                f"({popular.mean[0]:.1f} % HR@10 of the whole catalogue): {names}. The best is {best[0]}, "
+                f"- {card.title.split(':')[0]}, {NAMES.get(data, data)}: of {len(known)} rows {len(above)} lie above "
+                f"popularity ({popular.mean[0]:.1f} % HR@10 of the whole catalogue): {names}. The best is {best[0]}, "
                 f"{best[1].mean[0]:.1f} %."
             )
     return lines
@@ -202,7 +202,7 @@ def _reasons(wrong: Sequence[Verdict], results: Results) -> list[str]:
         text = "; ".join(f"{v.metric}: paper {v.paper:.2f}, here {v.ours:.2f}" for v in found)
         reason = found[0].claim.reason
         why = "no reason tested" if reason is None else reason.text(found[0].claim, found[0].pool, results)
-        title = f"{row}, {NAMES[data]}"
+        title = f"{row}, {NAMES.get(data, data)}"
         first = said.setdefault(why, title)
         lines.append(f"- {title}: {text} ({why if first == title or reason is None else f'as for {first}'})")
     if not lines:
