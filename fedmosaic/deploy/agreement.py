@@ -58,6 +58,8 @@ class Agreement(BaseModel):
             raise SettingsError(f"{self.method} cannot be deployed: its rounds are not uploads that add up")
         if self.support == "padded" and self.row_quota is not None and self.row_quota < SMALLEST_PAD:
             raise SettingsError(f"padded uploads have {SMALLEST_PAD} rows at least; row_quota={self.row_quota} is less")
+        if method.algorithm.server.weights != "equal":
+            raise SettingsError("weights=size cannot be deployed: a device would say itself how much it counts")
         upload = replace(method.algorithm.upload, support=self.support)
         return replace(method, algorithm=replace(method.algorithm, upload=upload))
 
