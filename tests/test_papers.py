@@ -25,7 +25,8 @@ def test_every_card_is_named_and_every_name_is_a_card() -> None:
 
 
 def test_a_line_that_shows_nothing_says_why() -> None:
-    lines = [line for line in PAGE.splitlines() if line.startswith("|") and not set(line) <= set("|- ")]
+    statements = PAGE[: PAGE.index("### FedRecGEL:")] + PAGE[PAGE.index("## What we do otherwise") :]
+    lines = [line for line in statements.splitlines() if line.startswith("|") and not set(line) <= set("|- ")]
     assert len(lines) > 45
     for line in lines:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
