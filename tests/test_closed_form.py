@@ -32,7 +32,7 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
 def test_sum_over_devices_equals_central(form: ClosedForm, small: Split) -> None:
-    histories = small.train.to_csr(small.n_items)
+    histories = small.held("train")
     central = fit(form, histories)
     for clients_per_chunk in (1, 7):
         federated = fit(form, histories, clients_per_chunk=clients_per_chunk)
@@ -42,9 +42,10 @@ def test_sum_over_devices_equals_central(form: ClosedForm, small: Split) -> None
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
 def test_upload_size_is_the_same_for_every_client(form: ClosedForm, small: Split) -> None:
-    histories = small.train.to_csr(small.n_items)
+    histories = small.held("train")
     state = form.init(small.n_items, 0)
-    sizes = {sum(a.nbytes for a in form.statistics(state, histories[u : u + 1]).values()) for u in range(small.n_users)}
+    alone = (histories.take(np.array([u])) for u in range(small.n_users))
+    sizes = {sum(a.nbytes for a in form.statistics(state, one).values()) for one in alone}
     assert sizes == {form.traffic(small.n_items)[0]}
 
 
@@ -54,9 +55,7 @@ def test_ease_equals_the_textbook(small: Split) -> None:
     b = np.eye(small.n_items) - p @ np.diag(1 / np.diag(p))
     np.fill_diagonal(b, 0)
     form = EASE(lam=3.0)
-    np.testing.assert_allclose(
-        form.scores(fit(form, small.train.to_csr(small.n_items)), small.train.to_csr(small.n_items)), r @ b, atol=1e-5
-    )
+    np.testing.assert_allclose(form.scores(fit(form, small.held("train")), small.held("train")), r @ b, atol=1e-5)
 
 
 def test_itemknn_equals_the_textbook(small: Split) -> None:
@@ -65,9 +64,7 @@ def test_itemknn_equals_the_textbook(small: Split) -> None:
     sim = (r.T @ r) / np.maximum(np.outer(norm, norm), 1e-12)
     np.fill_diagonal(sim, 0)
     form = ItemKNN()
-    np.testing.assert_allclose(
-        form.scores(fit(form, small.train.to_csr(small.n_items)), small.train.to_csr(small.n_items)), r @ sim, atol=1e-5
-    )
+    np.testing.assert_allclose(form.scores(fit(form, small.held("train")), small.held("train")), r @ sim, atol=1e-5)
 
 
 def objective(form: IALS, r: Any, x: Any, y: Any) -> float:
@@ -76,12 +73,13 @@ def objective(form: IALS, r: Any, x: Any, y: Any) -> float:
 
 
 def test_ials_descends_and_its_steps_are_optimal(small: Split) -> None:
-    form, csr = IALS(dim=4), small.train.to_csr(small.n_items)
+    form, histories = IALS(dim=4), small.held("train")
+    csr = histories.csr
     r, values, state = csr.toarray(), [], form.init(small.n_items, 0)
     for _ in range(4):
         x = form.user_vectors(state["item"], csr)
         values.append(objective(form, r, x, state["item"]))
-        state = form.apply(state, form.statistics(state, csr))
+        state = form.apply(state, form.statistics(state, histories))
         values.append(objective(form, r, x, state["item"]))
     assert all(b <= a + 1e-9 for a, b in itertools.pairwise(values))
     y, best = state["item"], values[-1]

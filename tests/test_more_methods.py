@@ -203,12 +203,12 @@ def test_a_user_of_the_one_hop_form_is_the_mean_of_its_vector_and_its_items() ->
 
 @pytest.mark.parametrize("noise", [0.0, 0.001])
 def test_the_sum_over_devices_is_the_central_form_to_the_bit(noise: float, small: Split) -> None:
-    form, histories = FedCIA(noise=noise), small.train.to_csr(small.n_items)
+    form, histories = FedCIA(noise=noise), small.held("train")
     central = fit(form, histories)
     for clients_per_chunk in (1, 7):
         federated = fit(form, histories, clients_per_chunk=clients_per_chunk)
         assert digest(federated) == digest(central)
-    sizes = {sum(a.nbytes for a in form.statistics(central, histories[u : u + 1]).values()) for u in range(5)}
+    sizes = {sum(a.nbytes for a in form.statistics(central, histories.take(np.array([u]))).values()) for u in range(5)}
     assert sizes == {form.traffic(small.n_items)[0]}
 
 

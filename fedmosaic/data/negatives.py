@@ -116,4 +116,5 @@ def training_set(split: Split, pool: Pool, candidates: Candidates | None = None)
     """What training may see of a split under a negative pool (`isolated` needs to know the candidate lists)."""
     if pool == "isolated" and candidates is None:
         candidates = draw_candidates(split)
-    return TrainingSet(split.train, excluded_items(split, pool, candidates), split.n_items)
+    excluded = excluded_items(split, pool, candidates)
+    return TrainingSet(split.train, excluded, split.n_items, times=split.times.get("train"))

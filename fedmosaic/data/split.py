@@ -7,7 +7,7 @@ The order of a user's events decides what is held out. Two events at the same ti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fedmosaic.core import keys
 from fedmosaic.core.errors import DataError, SettingsError
 from fedmosaic.core.ragged import I64, Ragged
+from fedmosaic.data.histories import Histories
 
 if TYPE_CHECKING:
     from fedmosaic.data.interactions import Interactions
@@ -43,6 +44,12 @@ class Split:
     test: Ragged
     rule: str
     counts: Mapping[str, int]
+    times: Mapping[str, I64] = field(default_factory=dict)  # of "train", "validation", "test", beside their items
+
+    def held(self, part: Literal["train"] | Part) -> Histories:
+        """A part of the users' histories, with times where they are known."""
+        items = self.train if part == "train" else self.held_out(part)
+        return Histories(items, self.n_items, self.times.get(part))
 
     @property
     def n_users(self) -> int:
@@ -174,14 +181,17 @@ def _assemble(
     known = np.bincount(user[train], minlength=len(data.users))
     homeless = (validation | test) & (known[user] == 0)
     counts["held-out rows of users without training rows, not evaluated"] = int(homeless.sum())
-    trained, validated, tested = (
-        Ragged.group(user[mask], item[mask], len(data.users))
-        for mask in (train, validation & ~homeless, test & ~homeless)
-    )
+    masks = {"train": train, "validation": validation & ~homeless, "test": test & ~homeless}
+    trained, validated, tested = (Ragged.group(user[m], item[m], len(data.users)) for m in masks.values())
+    times: dict[str, I64] = {}
+    if data.time is not None:  # rows stand user by user, so that grouping them moved nothing
+        times = {name: data.time[order][mask] for name, mask in masks.items()}
     counts["cold test items"] = int((~np.isin(tested.values, trained.values)).sum())
     if tested.values.size == 0:
         raise DataError("no user can be evaluated: every user has too few events for this split")
-    return Split(data, trained, validated, tested, rule=rule, counts={k: v for k, v in counts.items() if v})
+    return Split(
+        data, trained, validated, tested, rule=rule, counts={k: v for k, v in counts.items() if v}, times=times
+    )
 
 
 def _latest(pair: I64, part: Bool) -> Bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from fedmosaic.core.ragged import I64, Ragged
+from fedmosaic.data.histories import Histories
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +24,18 @@ class TrainingSet:
     n_items: int
     silos: Ragged | None = None
     client_ids: I64 | None = None
+    times: I64 | None = None  # beside the items of all histories, where times are known
 
     def __post_init__(self) -> None:
         if self.client_ids is not None and (self.silos is not None or self.client_ids.shape != (self.n_users,)):
             raise ValueError("client ids are of users who are clients, one each")
         if self.silos is not None and np.sort(self.silos.values).tolist() != list(range(self.n_users)):
             raise ValueError("silos must hold every user exactly once")
+
+    @cached_property
+    def held(self) -> Histories:
+        """What users hold, with times."""
+        return Histories(self.histories, self.n_items, self.times)
 
     @property
     def n_users(self) -> int:

@@ -118,6 +118,14 @@ def evaluate(
     )
 
 
+def rank_unseen(scores: npt.NDArray[np.floating], positives: Ragged, seen: Ragged) -> Ranks:
+    """Ranks of held-out items among all items that a user has not seen; a row of scores per user, changed in place."""
+    target = scores[positives.rows, positives.values]
+    scores[seen.rows, seen.values] = -np.inf
+    scores[positives.rows, positives.values] = target  # a pair kept on both sides is still ranked
+    return _rank_full(scores, np.arange(len(positives)), positives, target)
+
+
 def make_probe(split: Split, part: Part, candidates: Candidates) -> Ragged:
     """Per user the items that 1 + n ranking needs scores of: the held-out ones, then the candidates."""
     held, lists = split.held_out(part), candidates.of(part)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from pydantic import Field
 
 from fedmosaic.core.errors import ForeignError
 from fedmosaic.core.ragged import Ragged
+from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import Scorer
 from fedmosaic.methods.base import MethodSettings
@@ -38,6 +39,8 @@ CLIENTS_PER_CHUNK = 2048
 class ClosedForm(MethodSettings, ABC):
     """A frozen value: its settings are its fields. It is trained like every other method (`training.Method`)."""
 
+    from_history: ClassVar[bool] = True  # whatever it answers, it answers from the history it is given
+
     rounds: int = Field(default=1, ge=1, le=1, description="how many times the clients are asked: one sum is enough")
 
     @abstractmethod
@@ -45,15 +48,15 @@ class ClosedForm(MethodSettings, ABC):
         """Server state before the first round."""
 
     @abstractmethod
-    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
-        """Additive statistics of a group of clients, one row of `histories` each."""
+    def statistics(self, state: State, histories: Histories) -> Statistics:
+        """Additive statistics of a group of clients, one history each."""
 
     @abstractmethod
     def apply(self, state: State, total: Statistics) -> State:
         """Server state after a round."""
 
     @abstractmethod
-    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+    def scores(self, state: State, histories: Histories) -> Scores:
         """Scores of all items for each history; computed on the device."""
 
     @abstractmethod
@@ -71,10 +74,9 @@ class ClosedForm(MethodSettings, ABC):
         self, data: TrainingSet, state: State, round: int, seed: int, query: Ragged | None = None
     ) -> tuple[State, RoundRecord, None]:
         """Ask every client once, sum, solve."""
-        histories = data.histories.to_csr(data.n_items)
         up, down = self.traffic(data.n_items)
         record = RoundRecord(clients=len(data.histories), bytes_up=up, bytes_down=down)
-        return self.apply(state, total(self, state, histories)), record, None
+        return self.apply(state, total(self, state, data.held)), record, None
 
     def scorer(self, data: TrainingSet, state: State) -> Scorer:
         """Answers from the users' histories."""
@@ -93,16 +95,14 @@ class ClosedForm(MethodSettings, ABC):
 
     def traffic(self, n_items: int) -> tuple[int, int]:
         """Bytes a client sends and receives in a round, dense: one size for all; only a secure sum hides content."""
-        from scipy import sparse
-
-        one = sparse.csr_array((1, n_items), dtype=np.float32)
+        one = Histories(Ragged.from_rows([[]]), n_items)
         state = self.init(n_items, 0)
         up = sum(a.nbytes for a in self.statistics(state, one).values())
         return up, sum(a.nbytes for a in state.values())
 
 
 def total(
-    form: ClosedForm, state: State, histories: sparse.csr_array, clients_per_chunk: int = CLIENTS_PER_CHUNK
+    form: ClosedForm, state: State, histories: Histories, clients_per_chunk: int = CLIENTS_PER_CHUNK
 ) -> Statistics:
     """The sum of all clients' statistics, taken in chunks."""
     result: Statistics = {}
@@ -112,17 +112,17 @@ def total(
     return result
 
 
-def fit(form: ClosedForm, histories: sparse.csr_array, *, seed: int = 0, clients_per_chunk: int | None = None) -> State:
+def fit(form: ClosedForm, histories: Histories, *, seed: int = 0, clients_per_chunk: int | None = None) -> State:
     """All rounds: central with one chunk of everybody (the default), per device with chunks of one.
 
     >>> from fedmosaic.methods.popularity import Popularity
     >>> from fedmosaic.core.ragged import Ragged
-    >>> fit(Popularity(), Ragged.from_rows([[0, 1], [1]]).to_csr(3))["count"].tolist()
+    >>> fit(Popularity(), Histories(Ragged.from_rows([[0, 1], [1]]), 3))["count"].tolist()
     [1.0, 2.0, 0.0]
     """
-    state = form.init(histories.shape[1], seed)
+    state = form.init(histories.n_items, seed)
     for _ in range(form.rounds):
-        state = form.apply(state, total(form, state, histories, clients_per_chunk or histories.shape[0]))
+        state = form.apply(state, total(form, state, histories, clients_per_chunk or len(histories)))
     return state
 
 
@@ -134,21 +134,21 @@ class HistoryScorer:
 
     def scores(self, users: npt.NDArray[np.int64]) -> Scores:
         """Scores of the whole catalogue for some users."""
-        return self.form.scores(self.state, self.data.histories.take(users).to_csr(self.data.n_items))
+        return self.form.scores(self.state, self.data.held.take(users))
 
 
-def gram(histories: sparse.csr_array) -> npt.NDArray[np.float64]:
+def gram(held: sparse.csr_array) -> npt.NDArray[np.float64]:
     """Co-occurrence counts R'R of a group of clients; exact integers in float64."""
-    m = histories.shape[1]
-    if histories.nnz > 0.01 * histories.shape[0] * m:  # dense enough that BLAS beats the sparse product
-        dense = histories.toarray()
+    m = held.shape[1]
+    if held.nnz > 0.01 * held.shape[0] * m:  # dense enough that BLAS beats the sparse product
+        dense = held.toarray()
         return np.asarray(dense.T @ dense, dtype=np.float64)
-    return np.asarray((histories.T @ histories).toarray(), dtype=np.float64)
+    return np.asarray((held.T @ held).toarray(), dtype=np.float64)
 
 
-def _chunks(histories: sparse.csr_array, size: int) -> Iterator[sparse.csr_array]:
-    if size >= histories.shape[0]:
+def _chunks(histories: Histories, size: int) -> Iterator[Histories]:
+    if size >= len(histories):
         yield histories
         return
-    for begin in range(0, histories.shape[0], size):
-        yield histories[begin : begin + size]
+    for begin in range(0, len(histories), size):
+        yield histories.take(np.arange(begin, min(begin + size, len(histories))))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from fedmosaic.core.errors import SettingsError
+from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, gram
-
-if TYPE_CHECKING:
-    from scipy import sparse
 
 MAX_ITEMS = 30_000
 
@@ -32,9 +28,9 @@ class EASE(ClosedForm):
             )
         return {"weights": np.zeros((n_items, n_items), dtype=np.float32)}
 
-    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
+    def statistics(self, state: State, histories: Histories) -> Statistics:
         """Co-occurrence counts of a group of clients."""
-        return {"gram": gram(histories)}
+        return {"gram": gram(histories.csr)}
 
     def apply(self, state: State, total: Statistics) -> State:
         """Invert the summed Gram matrix, by Cholesky."""
@@ -47,9 +43,9 @@ class EASE(ClosedForm):
         np.fill_diagonal(weights, 0)
         return {"weights": weights}
 
-    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+    def scores(self, state: State, histories: Histories) -> Scores:
         """The user's row times the weights."""
-        return np.asarray(histories @ state["weights"])
+        return np.asarray(histories.csr @ state["weights"])
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """How each item is predicted from the others."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedmosaic.core import keys
+from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics
 
@@ -40,15 +41,16 @@ class FCF(ClosedForm):
         table = rng.normal(0, 0.1, (n_items, self.dim))
         return {"item": table, "first": np.zeros_like(table), "second": np.zeros_like(table), "steps": np.zeros(1)}
 
-    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
+    def statistics(self, state: State, histories: Histories) -> Statistics:
         """Sum over the group of f_ij, for every item."""
         from scipy import sparse
 
-        y, own = state["item"], histories.astype(np.float64)
-        u = self.user_vectors(y, histories)
-        rows = np.repeat(np.arange(histories.shape[0]), np.diff(histories.indptr))
-        seen = (u[rows] * y[histories.indices]).sum(axis=1)  # u·y at observed pairs
-        weighted = sparse.csr_array((seen, histories.indices, histories.indptr), shape=histories.shape)
+        held = histories.csr
+        y, own = state["item"], held.astype(np.float64)
+        u = self.user_vectors(y, held)
+        rows = np.repeat(np.arange(held.shape[0]), np.diff(held.indptr))
+        seen = (u[rows] * y[held.indices]).sum(axis=1)  # u·y at observed pairs
+        weighted = sparse.csr_array((seen, held.indices, held.indptr), shape=held.shape)
         f = (1 + self.alpha) * (own.T @ u) - self.alpha * (weighted.T @ u) - y @ (u.T @ u)
         return {"gradient": np.asarray(f)}
 
@@ -71,9 +73,9 @@ class FCF(ClosedForm):
             x[i] = np.linalg.solve(base + self.alpha * own.T @ own, (1 + self.alpha) * own.sum(axis=0))
         return x
 
-    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+    def scores(self, state: State, histories: Histories) -> Scores:
         """u·y for all items."""
-        return self.user_vectors(state["item"], histories) @ state["item"].T
+        return self.user_vectors(state["item"], histories.csr) @ state["item"].T
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """The item table."""

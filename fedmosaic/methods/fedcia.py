@@ -29,6 +29,7 @@ from fedmosaic.core import keys
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.ragged import I64, Ragged
+from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import Scorer
 from fedmosaic.methods.base import Entry
@@ -57,9 +58,9 @@ class FedCIA(ClosedForm):
             )
         return {"similarity": np.zeros((n_items, n_items), dtype=np.float32), "seed": np.array([seed])}
 
-    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
+    def statistics(self, state: State, histories: Histories) -> Statistics:
         """Sum of r r' / |r| over clients with one user each, and how many they are."""
-        held = histories.astype(np.float64)
+        held = histories.csr.astype(np.float64)
         share = _rounded(1 / np.maximum(np.diff(held.indptr), 1))
         scaled = held.copy()
         scaled.data = np.repeat(share, np.diff(held.indptr))
@@ -93,10 +94,10 @@ class FedCIA(ClosedForm):
         total = self.of_silos(data.histories.to_csr(data.n_items), data.silos)
         return self.apply(state, total), RoundRecord(data.n_clients, up, down), None
 
-    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+    def scores(self, state: State, histories: Histories) -> Scores:
         """weight · r S + r S_own of users who are clients themselves: r S_own = r."""
-        common = self.weight * np.asarray(histories @ state["similarity"])
-        return np.asarray(common + histories.toarray())
+        held = histories.csr
+        return np.asarray(self.weight * np.asarray(held @ state["similarity"]) + held.toarray())
 
     def scorer(self, data: TrainingSet, state: State) -> Scorer:
         """Answers from the users' histories, and from those of the client they belong to."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedmosaic.core import keys
+from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics
 
@@ -39,18 +40,19 @@ class IALS(ClosedForm):
         rng = keys.generator(seed=seed, purpose=keys.Purpose.INIT)
         return {"item": rng.normal(0, 0.1 / np.sqrt(self.dim), (n_items, self.dim)), "users": np.zeros(1)}
 
-    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
+    def statistics(self, state: State, histories: Histories) -> Statistics:
         """Per item: sum of x x' (upper triangle) and of x over the clients that hold it; once: sum of all x x'."""
-        x = self.user_vectors(state["item"], histories)
+        held = histories.csr
+        x = self.user_vectors(state["item"], held)
         upper = np.triu_indices(self.dim)
         outer = x[:, upper[0]] * x[:, upper[1]]
-        holds = histories.T.astype(np.float64).tocsr()
+        holds = held.T.astype(np.float64).tocsr()
         return {
             "outer": np.asarray(holds @ outer),
             "vector": np.asarray(holds @ x),
             "all": outer.sum(axis=0),
-            "count": np.asarray(histories.sum(axis=0), dtype=np.float64).ravel(),
-            "users": np.array([float(histories.shape[0])]),
+            "count": np.asarray(held.sum(axis=0), dtype=np.float64).ravel(),
+            "users": np.array([float(len(histories))]),
         }
 
     def apply(self, state: State, total: Statistics) -> State:
@@ -80,9 +82,9 @@ class IALS(ClosedForm):
             x[part] = np.linalg.solve(matrix, right[part, :, None])[:, :, 0]
         return x
 
-    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+    def scores(self, state: State, histories: Histories) -> Scores:
         """x_u · y_j for all items."""
-        return self.user_vectors(state["item"], histories) @ state["item"].T
+        return self.user_vectors(state["item"], histories.csr) @ state["item"].T
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """The item table."""

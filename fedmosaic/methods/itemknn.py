@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, gram
-
-if TYPE_CHECKING:
-    from scipy import sparse
 
 
 class ItemKNN(ClosedForm):
@@ -28,9 +24,9 @@ class ItemKNN(ClosedForm):
         """An empty similarity."""
         return {"similarity": np.zeros((n_items, n_items), dtype=np.float32)}
 
-    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
+    def statistics(self, state: State, histories: Histories) -> Statistics:
         """Co-occurrence counts of a group of clients."""
-        return {"gram": gram(histories)}
+        return {"gram": gram(histories.csr)}
 
     def apply(self, state: State, total: Statistics) -> State:
         """Cosine, zero diagonal, nearest neighbours of each item."""
@@ -43,9 +39,9 @@ class ItemKNN(ClosedForm):
             similarity[similarity < edge[:, None]] = 0
         return {"similarity": similarity}
 
-    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+    def scores(self, state: State, histories: Histories) -> Scores:
         """Sum of the similarities of each item's neighbours that the user holds."""
-        return np.asarray(histories @ state["similarity"].T)
+        return np.asarray(histories.csr @ state["similarity"].T)
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """Rows of the similarity matrix."""

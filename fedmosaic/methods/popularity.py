@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
+from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics
-
-if TYPE_CHECKING:
-    from scipy import sparse
 
 
 class Popularity(ClosedForm):
@@ -21,17 +17,17 @@ class Popularity(ClosedForm):
         """Zero counts."""
         return {"count": np.zeros(n_items)}
 
-    def statistics(self, state: State, histories: sparse.csr_array) -> Statistics:
+    def statistics(self, state: State, histories: Histories) -> Statistics:
         """Item counts of a group of clients."""
-        return {"count": np.asarray(histories.sum(axis=0), dtype=np.float64).ravel()}
+        return {"count": np.asarray(histories.csr.sum(axis=0), dtype=np.float64).ravel()}
 
     def apply(self, state: State, total: Statistics) -> State:
         """The counts are the model."""
         return {"count": total["count"]}
 
-    def scores(self, state: State, histories: sparse.csr_array) -> Scores:
+    def scores(self, state: State, histories: Histories) -> Scores:
         """The same list for everybody."""
-        return np.broadcast_to(state["count"], (histories.shape[0], state["count"].size))
+        return np.broadcast_to(state["count"], (len(histories), state["count"].size))
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """One number per item: only popularity is known."""

@@ -16,7 +16,7 @@ from fedmosaic.methods.base import Entry
 GROUP = "fedmosaic.methods"
 HINT = "A method of your own needs --import FILE"
 BUILT_IN = {  # method -> its file in this room
-    "popularity": "popularity", "itemknn": "itemknn", "ease": "ease", "ials": "ials", "fcf": "fcf",
+    "mosaic": "mosaic", "popularity": "popularity", "itemknn": "itemknn", "ease": "ease", "ials": "ials", "fcf": "fcf",
     "fedmf": "fedmf", "pfedrec": "pfedrec", "local-only": "local_only",
     "fedncf": "fedncf", "fedncf-rows": "fedncf", "fedncf-dual": "fedncf",
     "fedrecon": "fedrecon", "fedrecon-dual": "fedrecon",

@@ -194,7 +194,7 @@ def of_records(records: Sequence[Record], last: int = LAST) -> dict[str, float]:
 def references(setup: Setup) -> dict[str, float]:
     """Test HR@10 of chance and of popularity, the rows that stand beside every metric."""
     split, form = setup.split, Popularity()
-    scorer = form.scorer(setup.data, fit(form, split.train.to_csr(split.n_items)))
+    scorer = form.scorer(setup.data, fit(form, setup.data.held))
     ranks = evaluate(scorer, split, "test", setup.candidates, top_k=0).sampled
     assert ranks is not None
     return {"chance": ranks.chance().mean("hr", 10), "popularity": ranks.mean("hr", 10)}

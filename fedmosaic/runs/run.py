@@ -226,7 +226,7 @@ def _references(split: Split, candidates: Candidates, test: Evaluation) -> dict[
     assert test.sampled is not None
     form = Popularity()
     data = TrainingSet(split.train, split.train, split.n_items)
-    state = fit(form, split.train.to_csr(split.n_items))
+    state = fit(form, data.held)
     popular = evaluate(form.scorer(data, state), split, "test", candidates)
     assert popular.sampled is not None
     return {

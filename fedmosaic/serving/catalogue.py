@@ -34,6 +34,8 @@ class Catalogue:
         if self.training.silos is not None:
             parts["silos"] = self.training.silos
         arrays = {f"{n}.{k}": getattr(r, k) for n, r in parts.items() for k in ("values", "offsets")}
+        if self.training.times is not None:
+            arrays["times"] = self.training.times
         save_tensors(place / "histories.safetensors", arrays)
 
     @classmethod
@@ -44,8 +46,9 @@ class Catalogue:
         except (FileNotFoundError, pl.exceptions.PolarsError) as error:
             raise RunError(f"{place} holds no readable catalogue: {error}") from None
         tensors, _ = load_tensors(place / "histories.safetensors")
+        times = tensors.pop("times", None)
         names = {name.split(".")[0] for name in tensors}
         stored = {n: Ragged(tensors[f"{n}.values"], tensors[f"{n}.offsets"]) for n in names}
-        training = TrainingSet(stored["histories"], stored["excluded"], items.height, stored.get("silos"))
+        training = TrainingSet(stored["histories"], stored["excluded"], items.height, stored.get("silos"), times=times)
         info = items if "title" in items.columns else None
         return cls(Vocab(users["user"], "user"), Vocab(items["item"], "item"), info, training)

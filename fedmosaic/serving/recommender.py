@@ -69,7 +69,7 @@ class FederatedRecommender:
             self.split_ = None
             known = data if isinstance(data, Interactions) else Interactions.from_frame(as_polars(data))
             histories = Ragged.group(known.user, known.item, len(known.users))
-            training = TrainingSet(histories, histories.unique(), len(known.items))
+            training = TrainingSet(histories, histories.unique(), len(known.items), times=known.time)
         self.method_.check_installed()
         state: Any = None
         for seen in train(self.method_, training, self.seed, validation, patience=patience):

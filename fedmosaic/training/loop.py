@@ -7,7 +7,7 @@ is a few lines on what it yields.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +22,7 @@ from fedmosaic.data.split import Split
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import evaluate, make_probe, rank_probe
 from fedmosaic.evaluation.metrics import Ranks
-from fedmosaic.training.method import Method, RoundRecord
+from fedmosaic.training.method import Chooses, Method, RoundRecord
 
 S = TypeVar("S")
 OnRound = Callable[[int, int, dict[str, Any]], None]  # (round, rounds, what is known about the round)
@@ -148,6 +148,9 @@ def train(
         return
     for step in steps(method, data, seed, begun, None if validation is None else validation.query):
         last, found, better = step.round == method.rounds, None, False
+        if last and judge is not None and isinstance(method, Chooses):
+            chosen = method.choose(data, step.state, judge.split.validation)
+            step = replace(step, state=chosen, answers=None)
         if judge is None:
             better = last
         elif step.round % judge.every == 0 or last:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,18 @@ class RoundRecord:
     bytes_down: int
     loss: float | None = None
     touched_rows: float | None = None
+
+
+@runtime_checkable
+class Chooses(Protocol[S]):
+    """A method that sets a few of its numbers by the devices' validation scores, once, when training is over.
+
+    Every device scores its own held-out items under a few candidates and sends the scores; they are added up.
+    """
+
+    def choose(self, data: TrainingSet, state: S, held_out: Ragged) -> S:
+        """The state with the numbers that did best. held_out: per user, what was kept from training."""
+        ...
 
 
 class Method(Protocol[S]):

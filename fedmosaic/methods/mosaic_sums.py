@@ -1,0 +1,129 @@
+"""Compiled sums of the next-item method. Imported where they are first used: Numba takes its time.
+
+For one history with moments s = 0, 1, ... (events of one time are one moment, and have no order among themselves), n_s
+events each, at places tau_s:
+
+    h_s = sum over events p of moments before s of exp(-(tau_s - tau_p)) e_p
+    x_t = h_s + e_p of the events p of s that come before t        what stands before event t of moment s
+
+    A = sum_t x_t x_t'     A[p, q] = exp(-(tau_q - tau_p)) (S_q + (n_q - 1) / 2)                p before q
+                           A[p, q] = S_q + (n_q - 2) / 3, A[p, p] = S_p + (n_p - 1) / 2         p and q of one moment
+                           S_q = sum over moments s after q of n_s exp(-2 (tau_s - tau_q))
+    C = sum_t x_t e_t'     C[p, t] = exp(-(tau_t - tau_p)) before, 1/2 in one moment, 0 for p = t
+
+which are the means over all orders that the events of a moment can have: of three events of one moment, one comes
+after both others in a third of the orders.
+
+Every pair of events is one addition, and pairs further apart than `FAR` are left out: O(events · window) instead of
+the O(events · items²) of the definition. Each client's numbers are rounded to multiples of 2^-24, which float64 adds
+exactly: a sum does not depend on who is added first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedmosaic.core.compiler import entry, piece
+
+FAR = 6.907755  # exp(-FAR) = 0.001
+GRID = float(1 << 24)
+
+
+@piece(inline="always")
+def _grid(value: Any) -> Any:
+    return np.floor(value * GRID + 0.5) / GRID
+
+
+@piece()
+def _places(times: Any, begin: Any, end: Any, by_moment: Any, by_event: Any, tau: Any, count: Any, first: Any) -> Any:
+    """Per event its place tau and its moment's number of events and first event; the place of what comes next."""
+    moment, at = 0, begin
+    while at < end:
+        stop = at + 1
+        while stop < end and times[stop] == times[at]:
+            stop += 1
+        place = moment / by_moment + (at - begin + (stop - at - 1) / 2) / by_event
+        for k in range(at, stop):
+            tau[k - begin], count[k - begin], first[k - begin] = place, stop - at, at - begin
+        moment += 1
+        at = stop
+    return moment / by_moment + (end - begin) / by_event
+
+
+@entry()
+def add_pairs(items: Any, offsets: Any, times: Any, decay: Any, before: Any, after: Any, low: Any, high: Any) -> None:
+    """Add A to `before` and C to `after` for all histories; only rows low <= p < high, so that threads can share.
+
+    decay: (moments, events) within which a weight falls by e.
+    """
+    longest = 0
+    for user in range(offsets.size - 1):
+        longest = max(longest, offsets[user + 1] - offsets[user])
+    tau, tail = np.empty(longest, np.float64), np.empty(longest, np.float64)
+    count, first = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    for user in range(offsets.size - 1):
+        begin, end = offsets[user], offsets[user + 1]
+        _places(times, begin, end, decay[0], decay[1], tau, count, first)
+        total, last = 0.0, end - begin  # S, moment by moment from the end
+        at = end - begin - 1
+        while at >= 0:
+            start = first[at]
+            if last < end - begin:
+                total = (total + count[last]) * np.exp(-2 * (tau[last] - tau[at]))
+            for k in range(start, at + 1):
+                tail[k] = total
+            last = start
+            at = start - 1
+        for q in range(end - begin):
+            later = items[begin + q]
+            for p in range(q, -1, -1):
+                gap = tau[q] - tau[p]
+                if gap > FAR:
+                    break
+                earlier = items[begin + p]
+                if first[p] == first[q]:
+                    square = _grid(tail[q] + ((count[q] - 1) / 2 if p == q else (count[q] - 2) / 3))
+                    if low <= earlier < high:
+                        before[earlier, later] += square
+                        if p != q:
+                            after[earlier, later] += 0.5
+                    if p != q and low <= later < high:
+                        before[later, earlier] += square
+                        after[later, earlier] += 0.5
+                else:
+                    weight = np.exp(-gap)
+                    square = _grid(weight * (tail[q] + 0.5 * (count[q] - 1)))
+                    if low <= earlier < high:
+                        before[earlier, later] += square
+                        after[earlier, later] += _grid(weight)
+                    if low <= later < high:
+                        before[later, earlier] += square
+
+
+@entry()
+def next_weights(offsets: Any, times: Any, decay: Any, out: Any) -> None:
+    """out[k] <- exp(-(tau_next - tau_k)): what event k of a history weighs for the item that comes next."""
+    longest = 0
+    for user in range(offsets.size - 1):
+        longest = max(longest, offsets[user + 1] - offsets[user])
+    tau = np.empty(longest, np.float64)
+    count, first = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    for user in range(offsets.size - 1):
+        begin, end = offsets[user], offsets[user + 1]
+        now = _places(times, begin, end, decay[0], decay[1], tau, count, first)
+        for k in range(end - begin):
+            gap = now - tau[k]
+            out[begin + k] = np.exp(-gap) if gap <= FAR else 0.0
+
+
+@entry()
+def add_together(items: Any, offsets: Any, both: Any, low: Any, high: Any) -> None:
+    """Add r r' to `both` for all histories (items of a history are distinct); only rows low <= p < high."""
+    for user in range(offsets.size - 1):
+        for p in range(offsets[user], offsets[user + 1]):
+            row = items[p]
+            if low <= row < high:
+                for q in range(offsets[user], offsets[user + 1]):
+                    both[row, items[q]] += 1.0
