@@ -37,6 +37,11 @@ class TrainingSet:
         """What users hold, with times."""
         return Histories(self.histories, self.n_items, self.times)
 
+    def followed_by(self, later: Histories) -> TrainingSet:
+        """The same users with more of their histories, for answering; what may be a negative stays as it is."""
+        held = self.held.followed_by(later)
+        return replace(self, histories=held.items, times=held.times)
+
     @property
     def n_users(self) -> int:
         """Number of users."""

@@ -74,9 +74,10 @@ class ClosedForm(MethodSettings, ABC):
         self, data: TrainingSet, state: State, round: int, seed: int, query: Ragged | None = None
     ) -> tuple[State, RoundRecord, None]:
         """Ask every client once, sum, solve."""
-        up, down = self.traffic(data.n_items)
+        summed = total(self, state, data.held)
+        up, down = (sum(a.nbytes for a in arrays.values()) for arrays in (summed, state))  # a client sends as much
         record = RoundRecord(clients=len(data.histories), bytes_up=up, bytes_down=down)
-        return self.apply(state, total(self, state, data.held)), record, None
+        return self.apply(state, summed), record, None
 
     def scorer(self, data: TrainingSet, state: State) -> Scorer:
         """Answers from the users' histories."""

@@ -1,16 +1,17 @@
 """Mosaic: the next item from sums over clients, in one round. A closed form with three terms.
 
-    score(j) = x_u B_s[:, j]  +  taste · r_u B_e[:, j] / sqrt|r_u|  +  trend · T[now, j]
+    score(j) = x_u B_s[:, j]  +  taste · r_u B_e[:, j] / sqrt|r_u|  +  trend · T[j]
 
 x_u is the history with weights that fall with age, r_u the history without, T recent popularity. B_s maps what stood
 before an event to the event, by ridge regression; B_e is EASE. Both need nothing but sums over clients:
 
-    A = sum x_t x_t'   C = sum x_t e_t'   B_s = (A + lam I)^-1 C     G = sum r r'   P = (G + lam I)^-1   B_e = -P / diag P
+    A = sum x_t x_t'    C = sum x_t e_t'    B_s = (A + lam I)^-1 C
+    G = sum r r'        P = (G + lam I)^-1  B_e = -P / diag P, with zeros on the diagonal
 
-so one round of a secure sum trains it, a new user needs no training, and a device scores from its own history. How a
-weight falls: by e in `window` moments and by e in `events` events; events of one time are one moment, and their
-order among themselves is not known, so that sums are means over all orders they can have. Without times B_s is
-left out, and the ranking is that of EASE.
+so one secure sum trains it (after a small one that counts events per item), a new user needs no training, and a
+device scores from its own history. How a weight falls: by e in `window` moments and by e in `events` events; events of
+one time are one moment, and their order among themselves is not known, so that sums are means over all orders they can
+have. Without times B_s is left out, and the ranking is that of EASE.
 
 How much taste, and how long a window, depends on what is asked: the very next item, or anything that comes later. So
 by default devices score their held-out items under a few candidates, and the sums of those scores choose (`auto`).
@@ -21,7 +22,8 @@ WWW 2021).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,40 +42,32 @@ F64 = npt.NDArray[np.float64]
 MAX_ITEMS = 15_000  # of the full form: beyond it, items x items matrices would not fit a laptop
 WINDOWS = (3.0, 10.0)
 TASTES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-PERIODS = 100  # of equal numbers of events
-FADING = 0.9  # of popularity, from one period to the next
+RECENT = 0.1  # of the time that the data span: in it, what an event counts for the trend falls by e
 USERS_AT_ONCE = 512
 
 
 class Mosaic(ClosedForm):
-    """Next items by sums."""
+    """Next items by sums: a small one that counts, and the one that trains."""
 
+    rounds: int = Field(default=2, ge=2, le=2, description="sums over clients: first counts, then what follows what")
     lam: float = Field(default=300.0, gt=0, description="ridge penalty of what follows what")
     taste_lam: float = Field(default=300.0, gt=0, description="ridge penalty of what goes with what")
     window: float = Field(default=3.0, gt=0, description="moments in which a weight falls by e")
     events: float = Field(default=30.0, gt=0, description="events in which a weight falls by e")
     taste: float = Field(default=0.2, ge=0, description="weight of the whole history, whatever its order")
-    trend: float = Field(
-        default=0.0, ge=0, description="weight of recent popularity; users without a history have it alone"
-    )
+    trend: float = Field(default=0.0, ge=0, description="weight of recent popularity; who has no history has it alone")
+    least: int = Field(default=3, ge=1, description="events that an item needs to predict others")
     auto: bool = Field(default=True, description="choose window and taste, where not given, by the devices' validation")
 
-    STATE: ClassVar = ("sequence", "windows", "co", "trend", "edges", "taste")
-
     def init(self, n_items: int, seed: int) -> State:
-        """Nothing is known; refused where the matrices would not fit."""
-        if n_items > MAX_ITEMS:
-            raise SettingsError(
-                f"mosaic solves items x items systems; {n_items:,} items would need {8 * n_items**2 / 2**30:.0f} GiB "
-                f"each (limit {MAX_ITEMS:,} items). Use ials instead"
-            )
-        windows = np.array(self._windows)
+        """Nothing is known."""
         return {
-            "sequence": np.zeros((windows.size, n_items, n_items), np.float32),
-            "windows": windows,
-            "co": np.zeros((n_items, n_items), np.float32),
-            "trend": np.zeros((PERIODS, n_items), np.float32),
-            "edges": np.zeros(PERIODS - 1, np.int64),
+            "sequence": np.zeros((len(self._windows), 0, n_items), np.float32),
+            "co": np.zeros((0, 0), np.float32),
+            "inputs": np.full(n_items, -1, np.int32),
+            "recent": np.zeros(n_items, np.float32),
+            "clock": np.zeros(2),
+            "windows": np.array(self._windows),
             "taste": np.array([self.taste]),
         }
 
@@ -86,43 +80,54 @@ class Mosaic(ClosedForm):
         return TASTES if self.auto and "taste" not in self.model_fields_set else (self.taste,)
 
     def start(self, data: TrainingSet, seed: int) -> State:
-        """State before the round: where the periods of the trend begin and end."""
+        """Before the first sum: when now is, and how far back the data go; a federation agrees on both."""
         state = dict(self.init(data.n_items, seed))
         if data.times is not None and data.times.size:
-            state["edges"] = np.quantile(data.times, np.arange(1, PERIODS) / PERIODS).astype(np.int64)
+            state["clock"] = np.array([data.times.max(), max(data.times.max() - data.times.min(), 1)], np.float64)
         return state
 
     def statistics(self, state: State, histories: Histories) -> Statistics:
-        """A and C for every window, G, and events per period and item."""
-        from fedmosaic.methods.mosaic_sums import add_pairs, add_together
+        """First events per item, and those of late; then A and C for every window, and G."""
+        from fedmosaic.methods.mosaic_sums import GRID, add_pairs, add_together
 
-        m, windows = histories.n_items, state["windows"]
-        values, offsets = histories.items.values, histories.items.offsets
-        found = {name: np.zeros((windows.size, m, m)) for name in ("before", "after")}
-        found |= {"together": np.zeros((m, m)), "events": np.zeros((PERIODS, m))}
+        values, offsets, times = histories.items.values, histories.items.offsets, histories.times
+        m, inputs = histories.n_items, state["inputs"]
+        if inputs.max(initial=-1) < 0:
+            late = np.zeros(m)
+            if times is not None:
+                now, span = state["clock"]
+                np.add.at(late, values, np.floor(np.exp(-(now - times) / (RECENT * span)) * GRID + 0.5) / GRID)
+            return {"events": np.bincount(values, minlength=m).astype(np.float64), "late": late}
+        k = int(inputs.max()) + 1
         distinct = histories.items.unique()
-        _by_rows(m, lambda low, high: add_together(distinct.values, distinct.offsets, found["together"], low, high))
-        if histories.times is not None:
-            times = histories.times
-            for at, window in enumerate(windows):
-                decay, pair = np.array([window, self.events]), (found["before"][at], found["after"][at])
-                _by_rows(m, lambda low, high: add_pairs(values, offsets, times, decay, *pair, low, high))  # noqa: B023
-            np.add.at(found["events"], (np.searchsorted(state["edges"], times, side="right"), values), 1)
+        found = {"together": np.zeros((k, k))}
+        _by_rows(k, partial(add_together, distinct.values, distinct.offsets, inputs, found["together"]))
+        for window in state["windows"]:
+            before, after = np.zeros((k, k)), np.zeros((k, m))
+            if times is not None:
+                decay = np.array([window, self.events])
+                _by_rows(k, partial(add_pairs, values, offsets, times, decay, inputs, before, after))
+            found |= {f"before {window:g}": before, f"after {window:g}": after}
         return found
 
     def apply(self, state: State, total: Statistics) -> State:
-        """Two ridge regressions, and popularity that fades."""
-        sequence = np.stack([_solved(a, c, self.lam) for a, c in zip(total["before"], total["after"], strict=True)])
-        trend = np.zeros_like(total["events"])
-        for period in range(PERIODS):
-            trend[period] = total["events"][period] + (FADING * trend[period - 1] if period else 0)
-        most = np.maximum(trend.max(1, keepdims=True), 1)
-        return {
-            **state,
-            "sequence": sequence,
-            "co": _zero_diagonal(total["together"], self.taste_lam),
-            "trend": (trend / most).astype(np.float32),
-        }
+        """Which items predict others; then two ridge regressions."""
+        if "events" in total:
+            some = total["events"] >= self.least
+            if not some.any():  # too little of everything: all that was seen
+                some = total["events"] > 0
+            k = int(some.sum())
+            if k > MAX_ITEMS:
+                raise SettingsError(
+                    f"mosaic solves systems of items x items; {k:,} items with {self.least} events or more would need "
+                    f"{8 * k**2 / 2**30:.0f} GiB each (limit {MAX_ITEMS:,}). Raise `least`, or use ials"
+                )
+            inputs = np.where(some, np.cumsum(some) - 1, -1).astype(np.int32)
+            recent = (total["late"] / max(total["late"].max(), 1e-9)).astype(np.float32)
+            return {**state, "inputs": inputs, "recent": recent}
+        windows = [f"{w:g}" for w in state["windows"]]
+        sequence = [_solved(total.pop(f"before {w}"), total.pop(f"after {w}"), self.lam) for w in windows]
+        return {**state, "sequence": np.stack(sequence), "co": _zero_diagonal(total["together"], self.taste_lam)}
 
     def choose(self, data: TrainingSet, state: State, held_out: Ragged) -> State:
         """The window and the taste under which the devices' held-out items have the best NDCG@10, all items ranked."""
@@ -154,45 +159,48 @@ class Mosaic(ClosedForm):
 
     def _sequence(self, state: State, histories: Histories, window: int) -> F32:
         """x_u B_s."""
-        if histories.times is None:
+        if histories.times is None or not state["co"].size:
             return np.zeros((len(histories), histories.n_items), np.float32)
-        from scipy import sparse
-
         from fedmosaic.methods.mosaic_sums import next_weights
 
         weights = np.empty(histories.items.values.size, np.float64)
         decay = np.array([state["windows"][window], self.events])
         next_weights(histories.items.offsets, histories.times, decay, weights)
-        near = weights > 0
-        x = sparse.csr_array(
-            (weights[near].astype(np.float32), (histories.items.rows[near], histories.items.values[near])),
-            shape=(len(histories), histories.n_items),
-        )
+        x = _rows(state["inputs"][histories.items.values], histories.items.rows, weights, len(histories), state)
         return np.asarray(x @ state["sequence"][window])
 
     def _taste(self, state: State, histories: Histories) -> F32:
         """r_u B_e / sqrt|r_u|."""
-        held = histories.csr
-        sizes = np.sqrt(np.maximum(np.diff(held.indptr), 1)).astype(np.float32)
-        return np.asarray(held @ state["co"] / sizes[:, None])
+        distinct = histories.items.unique()
+        sizes = np.sqrt(np.maximum(distinct.lengths, 1))
+        weights = 1 / sizes[distinct.rows]
+        found = np.zeros((len(histories), histories.n_items), np.float32)
+        if not state["co"].size:
+            return found
+        r = _rows(state["inputs"][distinct.values], distinct.rows, weights, len(histories), state)
+        found[:, state["inputs"] >= 0] = np.asarray(r @ state["co"])
+        return found
 
     def _trend(self, state: State, histories: Histories) -> F32:
-        """Recent popularity at the time of a user's last event; for a user without any, that of the last period."""
-        if histories.times is None:
-            return np.zeros((1, histories.n_items), np.float32)
-        offsets = histories.items.offsets
-        period, weight = np.full(len(histories), PERIODS - 1), np.ones((len(histories), 1), np.float32)
-        some = histories.items.lengths > 0
-        if some.all() and not self.trend:
-            return np.zeros((1, histories.n_items), np.float32)
-        last = histories.times[offsets[1:][some] - 1]
-        period[some], weight[some] = np.searchsorted(state["edges"], last, side="right"), self.trend
-        return np.asarray(weight * state["trend"][period])
+        """Popularity of late, for whoever has no history; for others as much of it as is asked for."""
+        weight = np.where(histories.items.lengths > 0, self.trend, 1.0).astype(np.float32)
+        return np.asarray(weight[:, None] * state["recent"])
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
-        """How each item is predicted from what goes with it."""
-        columns: npt.NDArray[np.floating] = state["co"].T
-        return columns
+        """How each item is predicted from what goes with it; items that predict nothing have zeros."""
+        inputs = state["inputs"]
+        found = np.zeros((inputs.size, state["co"].shape[0]), np.float32)
+        found[inputs >= 0] = state["co"].T
+        return found
+
+
+def _rows(places: Any, rows: Any, weights: Any, users: int, state: State) -> Any:
+    """Histories as a matrix of users x items that predict."""
+    from scipy import sparse
+
+    near = (weights > 0) & (places >= 0)
+    shape = (users, state["co"].shape[0])
+    return sparse.csr_array((weights[near].astype(np.float32), (rows[near], places[near])), shape=shape)
 
 
 def _by_rows(m: int, work: Any) -> None:

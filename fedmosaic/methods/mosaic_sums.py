@@ -53,10 +53,13 @@ def _places(times: Any, begin: Any, end: Any, by_moment: Any, by_event: Any, tau
 
 
 @entry()
-def add_pairs(items: Any, offsets: Any, times: Any, decay: Any, before: Any, after: Any, low: Any, high: Any) -> None:
-    """Add A to `before` and C to `after` for all histories; only rows low <= p < high, so that threads can share.
+def add_pairs(
+    items: Any, offsets: Any, times: Any, decay: Any, inputs: Any, before: Any, after: Any, low: Any, high: Any
+) -> None:
+    """Add A to `before` and C to `after` for all histories.
 
-    decay: (moments, events) within which a weight falls by e.
+    decay: (moments, events) within which a weight falls by e. inputs: per item its place among those that predict, or
+    -1. low, high: only rows of these places are added to, so that threads can share the work.
     """
     longest = 0
     for user in range(offsets.size - 1):
@@ -66,40 +69,44 @@ def add_pairs(items: Any, offsets: Any, times: Any, decay: Any, before: Any, aft
     for user in range(offsets.size - 1):
         begin, end = offsets[user], offsets[user + 1]
         _places(times, begin, end, decay[0], decay[1], tau, count, first)
-        total, last = 0.0, end - begin  # S, moment by moment from the end
-        at = end - begin - 1
-        while at >= 0:
-            start = first[at]
-            if last < end - begin:
-                total = (total + count[last]) * np.exp(-2 * (tau[last] - tau[at]))
-            for k in range(start, at + 1):
-                tail[k] = total
-            last = start
-            at = start - 1
+        _tails(end - begin, tau, count, first, tail)
         for q in range(end - begin):
             later = items[begin + q]
+            row = inputs[later]
             for p in range(q, -1, -1):
                 gap = tau[q] - tau[p]
                 if gap > FAR:
                     break
                 earlier = items[begin + p]
-                if first[p] == first[q]:
+                other, same = inputs[earlier], first[p] == first[q]
+                weight = 0.5 if same else np.exp(-gap)
+                if low <= other < high and p != q:
+                    after[other, later] += _grid(weight)
+                if same and p != q and low <= row < high:
+                    after[row, earlier] += 0.5
+                if row < 0 or other < 0:
+                    continue
+                if same:
                     square = _grid(tail[q] + ((count[q] - 1) / 2 if p == q else (count[q] - 2) / 3))
-                    if low <= earlier < high:
-                        before[earlier, later] += square
-                        if p != q:
-                            after[earlier, later] += 0.5
-                    if p != q and low <= later < high:
-                        before[later, earlier] += square
-                        after[later, earlier] += 0.5
                 else:
-                    weight = np.exp(-gap)
                     square = _grid(weight * (tail[q] + 0.5 * (count[q] - 1)))
-                    if low <= earlier < high:
-                        before[earlier, later] += square
-                        after[earlier, later] += _grid(weight)
-                    if low <= later < high:
-                        before[later, earlier] += square
+                if low <= other < high:
+                    before[other, row] += square
+                if p != q and low <= row < high:
+                    before[row, other] += square
+
+
+@piece()
+def _tails(length: Any, tau: Any, count: Any, first: Any, tail: Any) -> None:
+    """tail[q] <- S_q, moment by moment from the end."""
+    total, last, at = 0.0, length, length - 1
+    while at >= 0:
+        if last < length:
+            total = (total + count[last]) * np.exp(-2 * (tau[last] - tau[at]))
+        for k in range(first[at], at + 1):
+            tail[k] = total
+        last = first[at]
+        at = last - 1
 
 
 @entry()
@@ -119,11 +126,13 @@ def next_weights(offsets: Any, times: Any, decay: Any, out: Any) -> None:
 
 
 @entry()
-def add_together(items: Any, offsets: Any, both: Any, low: Any, high: Any) -> None:
-    """Add r r' to `both` for all histories (items of a history are distinct); only rows low <= p < high."""
+def add_together(items: Any, offsets: Any, inputs: Any, both: Any, low: Any, high: Any) -> None:
+    """Add r r' to `both` for all histories, whose items are distinct; only rows of places low <= p < high."""
     for user in range(offsets.size - 1):
         for p in range(offsets[user], offsets[user + 1]):
-            row = items[p]
+            row = inputs[items[p]]
             if low <= row < high:
                 for q in range(offsets[user], offsets[user + 1]):
-                    both[row, items[q]] += 1.0
+                    other = inputs[items[q]]
+                    if other >= 0:
+                        both[row, other] += 1.0

@@ -78,6 +78,7 @@ def start(
     """Run from the beginning and return the summary; an interruption costs at most `checkpoint_seconds` of work."""
     method = settings.build()  # a wrong setting is refused before anything is written
     method.check_installed()
+    check_input(settings, method)
     if team is not None:
         assert isinstance(method, Federation)
         method = replace(method, team=team)
@@ -85,6 +86,15 @@ def start(
     split = settings.split_data(data)
     folder = RunFolder.create(Path(place), settings, data_dir, data.digest())
     return _execute(folder, settings, method, split, on_round, checkpoint_seconds)
+
+
+def check_input(settings: Settings, method: Method[Any]) -> None:
+    """Refuse a longer history for methods that answer from what they learnt of a user in training."""
+    if settings.input != "train" and not getattr(method, "from_history", False):
+        raise SettingsError(
+            f"input={settings.input} is for methods that answer from a history they are given (closed forms); "
+            f"{settings.method} answers from what it learnt in training"
+        )
 
 
 def resume(
@@ -121,8 +131,10 @@ def _execute(
             on_round(position.round, method.rounds, line)
     best, at = folder.load_state(method, "best")
     parts: list[Part] = ["validation", "test"] if setup.validation.exists else ["test"]
-    scorer = method.scorer(setup.data, best)
-    evaluations = {part: evaluate(scorer, split, part, setup.candidates) for part in parts}
+    inputs = {part: setup.data for part in parts}
+    if settings.input == "all-before":
+        inputs["test"] = setup.data.followed_by(split.held("validation"))
+    evaluations = {part: evaluate(method.scorer(inputs[part], best), split, part, setup.candidates) for part in parts}
     _save_ranks(folder, evaluations["test"])
     _, last = folder.load_state(method, "latest", "previous")
     summary = _summary(folder, settings, setup, evaluations, (at, last)) | _table(method, best)

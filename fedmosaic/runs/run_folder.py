@@ -14,7 +14,16 @@ from fedmosaic.core.errors import ForeignError, RunError
 from fedmosaic.serving.catalogue import Catalogue
 from fedmosaic.serving.recommender import FederatedRecommender
 from fedmosaic.core.machine import environment
-from fedmosaic.core.files import Tensors, digest_of, load_tensors, read_json, read_lines, save_tensors, write_atomic, write_json
+from fedmosaic.core.files import (
+    Tensors,
+    digest_of,
+    load_tensors,
+    read_json,
+    read_lines,
+    save_tensors,
+    write_atomic,
+    write_json,
+)
 from fedmosaic.training.loop import Seen
 from fedmosaic.training.method import Method
 

@@ -63,13 +63,19 @@ class Settings(BaseModel):
     straddle: Straddle = Field(
         default=False, description="leave training rows of held-out pairs in (a leak); once: each pair once"
     )
+    input: Literal["train", "all-before"] = Field(
+        default="train",
+        description="history that the test is answered from; all-before: validation items too, never trained on",
+    )
     validation_share: float = Field(default=0.1, ge=0, lt=1)
     test_share: float = Field(default=0.1, gt=0, lt=1)
     candidates: int = Field(default=99, ge=1, description="sampled items beside each held-out one")
     candidate_seed: int = Field(default=0, ge=0)
     select: str = Field(default="sampled:hr@10", description="what chooses the round: sampled or full, metric@k")
     evaluate_every: int = Field(default=1, ge=1, description="rounds between evaluations on validation")
-    patience: int | None = Field(default=None, ge=1, description="stop after so many rounds in which validation did not rise")
+    patience: int | None = Field(
+        default=None, ge=1, description="stop after so many rounds in which validation did not rise"
+    )
     method_settings: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("select")
@@ -91,7 +97,9 @@ class Settings(BaseModel):
         entry = registry.entry(method)
         clash = [name for name in entry.settings.model_fields if name in cls.model_fields]
         if clash:
-            raise SettingsError(f"method {method} has a setting {clash[0]!r}, which is a setting of every run; rename it")
+            raise SettingsError(
+                f"method {method} has a setting {clash[0]!r}, which is a setting of every run; rename it"
+            )
         own = {k: v for k, v in (given or {}).items() if k in cls.model_fields and k != "method_settings"}
         rest = dict((given or {}).get("method_settings", {}))
         rest |= {k: v for k, v in (given or {}).items() if k not in cls.model_fields}
@@ -137,8 +145,9 @@ class Settings(BaseModel):
         straddle = ", repeats straddle the split (leak)" if self.straddle else ""
         leak = {"strict": "", "legacy": " (leaks the held-out item)", "isolated": " (peeks)"}[self.pool]
         selection = "last round" if self.split == "last-out" else f"selected on validation {self.select}"
+        fed = "" if self.input == "train" else "; input all-before: validation items are fed, not trained on"
         drawn = f"sampled = 1 + {self.candidates}" + (f" (fewer for {short:,} users)" if short else "")
-        return f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; {drawn}; {selection}"
+        return f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; {drawn}; {selection}{fed}"
 
     def key(self) -> str:
         """Content address: equal settings, given or by default, equal key; a default that changes makes another run.

@@ -1,0 +1,189 @@
+"""Mosaic: sums against their definition, exact in any order, EASE without times, answers for everybody."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import run_command
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmosaic import FederatedRecommender, Interactions, leave_one_out
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.data.histories import Histories
+from fedmosaic.data.negatives import training_set
+from fedmosaic.data.split import Split
+from fedmosaic.evaluation.evaluate import evaluate
+from fedmosaic.methods.closed_form import State, fit, total
+from fedmosaic.methods.ease import EASE
+from fedmosaic.methods.mosaic import Mosaic
+from fedmosaic.methods.mosaic_sums import add_pairs, next_weights
+from fedmosaic.methods.registry import entry
+
+ITEMS = 8
+
+
+def by_definition(items: list[int], times: list[int], window: float, events: float) -> tuple[Any, Any]:
+    """A and C as means over all orders of the events of a moment, from x_t itself."""
+    moments = [list(g) for _, g in itertools.groupby(range(len(items)), key=lambda k: times[k])]
+    place = {k: c / window + float(np.mean(g)) / events for c, g in enumerate(moments) for k in g}
+    a, c, orders = np.zeros((ITEMS, ITEMS)), np.zeros((ITEMS, ITEMS)), 0
+    for chosen in itertools.product(*(itertools.permutations(g) for g in moments)):
+        order, orders = [k for g in chosen for k in g], orders + 1
+        for at, k in enumerate(order):
+            x = np.zeros(ITEMS)
+            for p in order[:at]:
+                x[items[p]] += np.exp(-(place[k] - place[p]))
+            a += np.outer(x, x)
+            c[:, items[k]] += x
+    return a / orders, c / orders
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    items = draw(st.lists(st.integers(0, ITEMS - 1), unique=True, max_size=6))
+    return items, sorted(draw(st.lists(st.integers(0, 4), min_size=len(items), max_size=len(items))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories(), st.sampled_from([1.5, 3.0]), st.sampled_from([4.0, 30.0]))
+def test_sums_are_those_of_the_definition(one: tuple[list[int], list[int]], window: float, events: float) -> None:
+    items, times = one
+    a, c = np.zeros((ITEMS, ITEMS)), np.zeros((ITEMS, ITEMS))
+    every = np.arange(ITEMS, dtype=np.int32)
+    arguments = (np.array(items, np.int32), np.array([0, len(items)]), np.array(times, np.int64))
+    for low, high in ((0, 3), (3, ITEMS)):  # as two threads would
+        add_pairs(*arguments, np.array([window, events]), every, a, c, low, high)
+    expected = by_definition(items, times, window, events)
+    np.testing.assert_allclose(a, expected[0], atol=2e-3)  # pairs whose weight is under 0.001 are left out
+    np.testing.assert_allclose(c, expected[1], atol=2e-3)
+
+
+def test_the_next_item_is_asked_for_as_it_was_trained() -> None:
+    """Weights of a query are those of x_t for an event behind all others, at a moment of its own."""
+    out, times = np.empty(4), np.array([3, 3, 7, 9])
+    next_weights(np.array([0, 4]), times, np.array([2.0, 5.0]), out)
+    items = list(range(4))
+    _, c = by_definition([*items, 5], [*times.tolist(), 10], 2.0, 5.0)
+    np.testing.assert_allclose(out, c[:4, 5], rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def shop() -> Split:
+    """Everybody walks a circle of 40 items, from anywhere, in steps of one or two; some items stand at one time."""
+    rng = np.random.default_rng(0)
+    rows: dict[str, list[int]] = {"user": [], "item": [], "when": []}
+    for user in range(150):
+        at, when = int(rng.integers(40)), 0
+        for _ in range(12):
+            rows["user"].append(user)
+            rows["item"].append(at % 40)
+            rows["when"].append(when)
+            at, when = at + int(rng.integers(1, 3)), when + int(rng.integers(0, 3))
+    return leave_one_out(Interactions.from_frame(rows, time="when"))
+
+
+def sums_of(form: Mosaic, held: Histories, chunk: int) -> Any:
+    """What the server has after both sums."""
+    state: State = {**form.init(held.n_items, 0), "clock": np.array([30.0, 30.0])}
+    first = total(form, state, held, chunk)
+    state = form.apply(state, first)
+    return first, total(form, state, held, chunk)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_the_sum_over_devices_is_the_central_one_to_the_bit(chunk: int, shop: Split) -> None:
+    form, held = Mosaic(), shop.held("train")
+    for central, federated in zip(sums_of(form, held, len(held)), sums_of(form, held, chunk), strict=True):
+        assert set(central) == set(federated)
+        for name, value in central.items():
+            assert np.array_equal(value, federated[name]), name
+    sizes = {
+        tuple(a.nbytes for part in sums_of(form, held.take(np.array([u])), 1)[:1] for a in part.values())
+        for u in (0, 9)
+    }
+    assert len(sizes) == 1, "a message's size tells of its client"
+
+
+def test_order_is_learnt_and_taste_alone_does_not_know_it(shop: Split) -> None:
+    found = {}
+    for name, given_ in (("mosaic", {"lam": 5.0, "taste_lam": 5.0}), ("ease", {"lam": 5.0})):
+        made = entry(name).build(given_)
+        data = training_set(shop, "strict")
+        state = made.start(data, 0)
+        for number in range(1, made.rounds + 1):
+            state = made.advance(data, state, number, 0)[0]
+        fed = data.followed_by(shop.held("validation"))
+        found[name] = evaluate(made.scorer(fed, state), shop, "test").full.mean("hr", 2)
+    assert found["mosaic"] > 0.7
+    assert found["ease"] < 0.6
+
+
+def test_without_times_the_ranking_is_that_of_ease(shop: Split) -> None:
+    held = Histories(shop.train, shop.n_items)
+    form, ease = Mosaic(taste_lam=50.0, least=1), EASE(lam=50.0)
+    ours, theirs = form.scores(fit(form, held), held), ease.scores(fit(ease, held), held)
+    scale = np.sqrt(shop.train.unique().lengths)[:, None] / 0.2
+    np.testing.assert_allclose(ours * scale, theirs, atol=2e-4)
+
+
+def test_whoever_comes_later_or_has_nothing_gets_an_answer(shop: Split) -> None:
+    data = training_set(shop, "strict")
+    form = Mosaic(lam=5.0)
+    state = form.start(data, 0)
+    for _ in range(form.rounds):
+        state = form.apply(state, total(form, state, data.held))
+    strangers = Histories(Ragged.from_rows([[], [3, 4, 5]]), shop.n_items, np.array([100, 101, 102]))
+    cold, later = form.scores(state, strangers)
+    np.testing.assert_allclose(cold, state["recent"])
+    assert set(np.argsort(-later)[:2].tolist()) <= {6, 7}
+    rare = Histories(Ragged.from_rows([[0, 1]]), shop.n_items + 1, np.array([5, 6]))
+    counts = {**form.init(shop.n_items + 1, 0), "clock": np.array([10.0, 10.0])}
+    once = form.apply(counts, total(form, counts, rare))
+    assert (once["inputs"] >= 0).tolist() == [True, True] + [False] * (shop.n_items - 1), "all that was seen, if little"
+
+
+def test_devices_choose_what_validation_prefers_and_given_values_stay(shop: Split) -> None:
+    data = training_set(shop, "strict")
+
+    def chosen(**given_: Any) -> tuple[float, float]:
+        form = entry("mosaic").build({"lam": 5.0, "taste_lam": 5.0, **given_})
+        state = form.start(data, 0)
+        for _ in range(form.rounds):
+            state = form.apply(state, total(form, state, data.held))
+        state = form.choose(data, state, shop.validation)
+        assert state["sequence"].shape[0] == 1
+        return float(state["windows"][0]), float(state["taste"][0])
+
+    gains = {}
+    for window, taste in itertools.product((3.0, 10.0), (0.1, 10.0)):
+        model = FederatedRecommender("mosaic", lam=5.0, taste_lam=5.0, window=window, taste=taste, auto=False).fit(shop)
+        gains[window, taste] = model.evaluate("validation").full.mean("ndcg", 10)
+    best = max(gains, key=lambda pair: gains[pair])
+    assert chosen()[0] == best[0]
+    assert chosen()[1] < 5, "order matters here"
+    assert chosen(window=7.0, taste=4.0) == (7.0, 4.0)
+    assert chosen(auto=False) == (3.0, 0.2)
+
+
+def test_the_validation_item_is_fed_and_never_trained_on(shop: Split, tmp_path: Path) -> None:
+    data = training_set(shop, "strict")
+    more = data.followed_by(shop.held("validation"))
+    assert more.times is not None
+    assert more.histories.lengths.tolist() == (shop.train.lengths + shop.validation.lengths).tolist()
+    assert more.histories[0].tolist() == [*shop.train[0].tolist(), *shop.validation[0].tolist()]
+    model = FederatedRecommender("mosaic", lam=5.0).fit(shop)
+    found = [evaluate(model.method_.scorer(d, model.state_), shop, "test").full.mean("hr", 2) for d in (data, more)]
+    assert found[1] > found[0] + 0.1
+    rows = shop.interactions
+    lines = [f"{u},{i},{t}" for u, i, t in zip(rows.user, rows.item, rows.time, strict=True)]  # type: ignore[arg-type]
+    (tmp_path / "shop.csv").write_text("user,item,when\n" + "\n".join(lines) + "\n")
+    given_ = ("mosaic", str(tmp_path / "shop.csv"), "time=when", "lam=5", "input=all-before")
+    assert "input all-before" in run_command("run", *given_, "--out", str(tmp_path / "run"), "-q").out
+    refused = run_command("run", "fedmf", *given_[1:3], "input=all-before", "--out", str(tmp_path / "other"), "-q")
+    assert refused.code == 2
+    assert "fedmf answers from what it learnt" in refused.err
