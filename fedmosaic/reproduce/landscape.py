@@ -76,7 +76,8 @@ class Landscape:
         self.shared: Direction = {n: torch.from_numpy(state.server.params[n]) for n in self.algorithm.sent}
         if not self.shared:
             raise SettingsError("nothing is shared, so there is nothing to move")
-        clients = np.flatnonzero(np.bincount(data.owners(), weights=data.histories.lengths, minlength=data.n_clients))
+        sizes = np.bincount(data.owners(), weights=data.histories.lengths, minlength=data.n_clients)
+        clients = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]  # alike ones in a chunk: little padding
         # examples are keyed by a round of their own; the seed must be the run's, which decides rows never stored
         ctx = Context(-1 - seed, state.seed, data.n_items, data.n_clients)
         task = Task(data, state.server.params, state.devices, ctx, clients)

@@ -135,9 +135,10 @@ def _distinct(judged: Sequence[Verdict]) -> dict[tuple[str, str, float], Verdict
 
 def strict_words(cards: Sequence[Card], results: Results) -> list[str]:
     """Per core card and data set: which rows lie above popularity when all unseen items are ranked."""
-    lines = []
+    lines: dict[tuple[str, str], str] = {}
     for card in (c for c in cards if c.core and "strict" in c.pools):
-        for data in card.data(results.quick):
+        paper = card.title.split(":")[0]
+        for data in (d for d in card.data(results.quick) if (paper, d) not in lines):
             rows = [c for c in card.rows(results.quick) if c.data == data]
             known = {c.row: e for c in rows if (e := results.estimate(c, "strict", "full")) is not None}
             popular = known.pop("popularity", None)
@@ -145,13 +146,13 @@ def strict_words(cards: Sequence[Card], results: Results) -> list[str]:
                 continue
             above = {row: e for row, e in known.items() if e.mean[0] > popular.mean[0] + 2 * e.deviation[0]}
             best = max(known.items(), key=lambda pair: pair[1].mean[0])
-            names = ", ".join(above) or "none"
-            lines.append(
-                f"- {card.title.split(':')[0]}, {NAMES.get(data, data)}: of {len(known)} rows {len(above)} lie above "
-                f"popularity ({popular.mean[0]:.1f} % HR@10 of the whole catalogue): {names}. The best is {best[0]}, "
+            names = "; ".join(above) or "none"
+            lines[paper, data] = (
+                f"- {paper}, {NAMES.get(data, data)}: of {len(known)} rows {len(above)} lie above popularity "
+                f"({popular.mean[0]:.1f} % HR@10 of the whole catalogue): {names}. The best is {best[0]}, "
                 f"{best[1].mean[0]:.1f} %."
             )
-    return lines
+    return list(lines.values())
 
 
 def _unfinished(cards: Sequence[Card], results: Results) -> list[str]:
