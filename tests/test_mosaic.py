@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmosaic import FederatedRecommender, Interactions, leave_one_out
+from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.negatives import training_set
@@ -187,3 +188,15 @@ def test_the_validation_item_is_fed_and_never_trained_on(shop: Split, tmp_path: 
     refused = run_command("run", "fedmf", *given_[1:3], "input=all-before", "--out", str(tmp_path / "other"), "-q")
     assert refused.code == 2
     assert "fedmf answers from what it learnt" in refused.err
+
+
+@pytest.mark.parametrize("name", ["ease", "itemknn", "mosaic"])
+def test_shares_of_the_history_add_up_to_the_score(name: str, shop: Split) -> None:
+    model = FederatedRecommender(name).fit(shop)
+    first = model.recommend(3, k=1).row(0, named=True)
+    found = model.explain(3, first["item"])
+    assert sorted(found["item"].to_list()) == sorted(shop.interactions.items.take(shop.train[3]).to_list())
+    assert found["share"].to_list() == sorted(found["share"].to_list(), reverse=True)
+    assert abs(found["share"].sum() - first["score"]) < 1e-4
+    with pytest.raises(SettingsError, match="ease, itemknn and mosaic do"):
+        FederatedRecommender("popularity").fit(shop).explain(3, first["item"])

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedmosaic.core.errors import ForeignError
+from fedmosaic.core.errors import ForeignError, SettingsError
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
@@ -62,6 +62,12 @@ class ClosedForm(MethodSettings, ABC):
     @abstractmethod
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """One row per item; items with a high cosine are alike."""
+
+    def shares(self, state: State, history: Histories, item: int) -> Scores:
+        """What each event of one history adds to the score of an item, in the history's order; item-item forms know."""
+        raise SettingsError(
+            f"{type(self).__name__} does not score by items of the history; ease, itemknn and mosaic do"
+        )
 
     def check_installed(self) -> None:
         """Closed forms need nothing beyond the library."""

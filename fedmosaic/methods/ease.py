@@ -47,6 +47,10 @@ class EASE(ClosedForm):
         """The user's row times the weights."""
         return np.asarray(histories.csr @ state["weights"])
 
+    def shares(self, state: State, history: Histories, item: int) -> Scores:
+        """B[l, j] of every item l of the history."""
+        return np.asarray(state["weights"][history.items.values, item])
+
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """How each item is predicted from the others."""
         columns: npt.NDArray[np.floating] = state["weights"].T

@@ -43,6 +43,10 @@ class ItemKNN(ClosedForm):
         """Sum of the similarities of each item's neighbours that the user holds."""
         return np.asarray(histories.csr @ state["similarity"].T)
 
+    def shares(self, state: State, history: Histories, item: int) -> Scores:
+        """sim(j, l) of every item l of the history."""
+        return np.asarray(state["similarity"][item, history.items.values])
+
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """Rows of the similarity matrix."""
         return state["similarity"]

@@ -161,13 +161,18 @@ class Mosaic(ClosedForm):
         """x_u B_s."""
         if histories.times is None or not state["co"].size:
             return np.zeros((len(histories), histories.n_items), np.float32)
+        weights = self._weights(state, histories, window)
+        x = _rows(state["inputs"][histories.items.values], histories.items.rows, weights, len(histories), state)
+        return np.asarray(x @ state["sequence"][window])
+
+    def _weights(self, state: State, histories: Histories, window: int) -> Any:
+        """What every event weighs for the item that comes next."""
         from fedmosaic.methods.mosaic_sums import next_weights
 
         weights = np.empty(histories.items.values.size, np.float64)
         decay = np.array([state["windows"][window], self.events])
         next_weights(histories.items.offsets, histories.times, decay, weights)
-        x = _rows(state["inputs"][histories.items.values], histories.items.rows, weights, len(histories), state)
-        return np.asarray(x @ state["sequence"][window])
+        return weights
 
     def _taste(self, state: State, histories: Histories) -> F32:
         """r_u B_e / sqrt|r_u|."""
@@ -185,6 +190,17 @@ class Mosaic(ClosedForm):
         """Popularity of late, for whoever has no history; for others as much of it as is asked for."""
         weight = np.where(histories.items.lengths > 0, self.trend, 1.0).astype(np.float32)
         return np.asarray(weight[:, None] * state["recent"])
+
+    def shares(self, state: State, history: Histories, item: int) -> Scores:
+        """What an event weighs now times B_s, and taste times B_e; the trend is nobody's."""
+        places = state["inputs"][history.items.values]
+        known, found = places >= 0, np.zeros(places.size, np.float32)
+        if history.times is not None:
+            found[known] = self._weights(state, history, 0)[known] * state["sequence"][0, places[known], item]
+        if (place := state["inputs"][item]) >= 0:
+            size = np.sqrt(max(history.items.unique().lengths[0], 1))
+            found[known] += state["taste"][0] / size * state["co"][places[known], place]
+        return found
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """How each item is predicted from what goes with it; items that predict nothing have zeros."""

@@ -23,6 +23,7 @@ from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.data.vocab import Id
 from fedmosaic.evaluation.evaluate import Evaluation, checked_scores, evaluate, top_items
 from fedmosaic.methods import registry
+from fedmosaic.methods.closed_form import ClosedForm
 from fedmosaic.serving.catalogue import Catalogue
 from fedmosaic.training.loop import OnRound, Validation, train
 from fedmosaic.training.method import Method
@@ -149,6 +150,25 @@ class FederatedRecommender:
         cosine[np.arange(rows.size), rows] = -np.inf
         top = top_items(cosine, k)
         return self._frame(what, top, np.take_along_axis(cosine, np.maximum(top, 0), axis=1)).rename({"user": "to"})
+
+    def explain(self, user: Id, item: Id) -> pl.DataFrame:
+        """Which items of a user's history speak for an item, and how much: columns item, share of the score, title.
+
+        For methods that score by items of the history (ease, itemknn, mosaic); the largest shares first.
+        """
+        self._check_fitted()
+        (who,), (what,) = self.users_.require([user]), self.items_.require([item])
+        form = self.method_
+        if not isinstance(form, ClosedForm):
+            raise SettingsError(f"{self.method} does not score by items of the history; ease, itemknn and mosaic do")
+        history = self.training_.held.take(np.array([who]))
+        shares = np.asarray(form.shares(self.state_, history, int(what)), dtype=np.float64)
+        order = np.argsort(-shares, kind="stable")
+        places = history.items.values[order]
+        columns = {"item": self.items_.take(places), "share": shares[order]}
+        if self.info_ is not None:
+            columns["title"] = self.info_["title"].gather(places)
+        return pl.DataFrame(columns)
 
     def evaluate(self, part: Part = "test", *, candidates: int = 99, candidate_seed: int = 0) -> Evaluation:
         """Rank the held-out items of the split this model was fitted on.
