@@ -11,7 +11,7 @@ never leave it; `scores` uses them on the device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from pydantic import Field
 
 from fedmosaic.core.errors import ForeignError, SettingsError
 from fedmosaic.core.ragged import Ragged
+from fedmosaic.core.threads import deal, thread_count
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import Scorer
@@ -122,10 +123,11 @@ def total(
 def fit(form: ClosedForm, histories: Histories, *, seed: int = 0, clients_per_chunk: int | None = None) -> State:
     """All rounds: central with one chunk of everybody (the default), per device with chunks of one.
 
-    >>> from fedmosaic.methods.popularity import Popularity
-    >>> from fedmosaic.core.ragged import Ragged
-    >>> fit(Popularity(), Histories(Ragged.from_rows([[0, 1], [1]]), 3))["count"].tolist()
-    [1.0, 2.0, 0.0]
+        >>> from fedmosaic.methods.popularity import Popularity
+        >>> from fedmosaic.core.ragged import Ragged
+    from fedmosaic.core.threads import deal, thread_count
+        >>> fit(Popularity(), Histories(Ragged.from_rows([[0, 1], [1]]), 3))["count"].tolist()
+        [1.0, 2.0, 0.0]
     """
     state = form.init(histories.n_items, seed)
     for _ in range(form.rounds):
@@ -159,3 +161,10 @@ def _chunks(histories: Histories, size: int) -> Iterator[Histories]:
         return
     for begin in range(0, len(histories), size):
         yield histories.take(np.arange(begin, min(begin + size, len(histories))))
+
+
+def by_rows(rows: int, work: Callable[[int, int], None]) -> None:
+    """work(low, high) on parts of some rows, dealt to threads; each touches no rows but its own."""
+    workers = thread_count()
+    cuts = np.linspace(0, rows, workers + 1).astype(np.int64)
+    deal(lambda worker: work(int(cuts[worker]), int(cuts[worker + 1])), workers)

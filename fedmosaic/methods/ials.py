@@ -9,6 +9,7 @@ y_j from the sums. The vector x_u is recomputed from the history whenever it is 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ from pydantic import Field
 from fedmosaic.core import keys
 from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
-from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics
+from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, by_rows
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -42,44 +43,44 @@ class IALS(ClosedForm):
 
     def statistics(self, state: State, histories: Histories) -> Statistics:
         """Per item: sum of x x' (upper triangle) and of x over the clients that hold it; once: sum of all x x'."""
+        from fedmosaic.methods.als_sums import add_products
+
         held = histories.csr
         x = self.user_vectors(state["item"], held)
-        upper = np.triu_indices(self.dim)
-        outer = x[:, upper[0]] * x[:, upper[1]]
-        holds = held.T.astype(np.float64).tocsr()
+        holds = held.T.tocsr()
+        outer, vector = np.zeros((holds.shape[0], self._size)), np.zeros((holds.shape[0], self.dim))
+        by_rows(holds.shape[0], partial(add_products, x, holds.indices, holds.indptr, outer, vector))
         return {
-            "outer": np.asarray(holds @ outer),
-            "vector": np.asarray(holds @ x),
-            "all": outer.sum(axis=0),
-            "count": np.asarray(held.sum(axis=0), dtype=np.float64).ravel(),
+            "outer": outer,
+            "vector": vector,
+            "all": (x.T @ x)[np.triu_indices(self.dim)],
+            "count": np.diff(holds.indptr).astype(np.float64),
             "users": np.array([float(len(histories))]),
         }
 
     def apply(self, state: State, total: Statistics) -> State:
         """Solve the least-squares problem of every item."""
+        from fedmosaic.methods.als_sums import solve_sums
+
         reg = self.reg * (total["count"] + self.w0 * total["users"][0]) ** self.nu
-        everything = self._square(total["all"][None])[0] * self.w0
+        everything = np.zeros((self.dim, self.dim))
+        everything[np.triu_indices(self.dim)] = total["all"] * self.w0
         item = np.empty_like(state["item"])
-        for part in _slices(item.shape[0]):
-            matrix = self._square(total["outer"][part]) + everything
-            matrix[:, np.arange(self.dim), np.arange(self.dim)] += reg[part, None]
-            item[part] = np.linalg.solve(matrix, total["vector"][part, :, None])[:, :, 0]
+        by_rows(item.shape[0], partial(solve_sums, total["outer"], total["vector"], everything, reg, item))
         return {"item": item, "users": total["users"]}
 
-    def user_vectors(self, item: F64, histories: sparse.csr_array) -> F64:
+    @property
+    def _size(self) -> int:
+        return self.dim * (self.dim + 1) // 2
+
+    def user_vectors(self, item: F64, held: sparse.csr_array) -> F64:
         """x_u = (sum over own items of y y' + w0 Y'Y + reg_u I)^-1 sum over own items of y."""
-        base = self.w0 * (item.T @ item)
-        held = np.diff(histories.indptr)
-        reg = self.reg * (held + self.w0 * item.shape[0]) ** self.nu
-        upper = np.triu_indices(self.dim)
-        outer = item[:, upper[0]] * item[:, upper[1]]
-        binary = histories.astype(np.float64)
-        right = np.asarray(binary @ item)
-        x = np.empty((histories.shape[0], self.dim))
-        for part in _slices(x.shape[0]):
-            matrix = self._square(np.asarray(binary[part] @ outer)) + base
-            matrix[:, np.arange(self.dim), np.arange(self.dim)] += reg[part, None]
-            x[part] = np.linalg.solve(matrix, right[part, :, None])[:, :, 0]
+        from fedmosaic.methods.als_sums import solve_rows
+
+        sizes = np.diff(held.indptr)
+        reg = self.reg * (sizes + self.w0 * item.shape[0]) ** self.nu
+        x = np.empty((held.shape[0], self.dim))
+        by_rows(x.shape[0], partial(solve_rows, item, held.indices, held.indptr, self.w0 * (item.T @ item), reg, x))
         return x
 
     def scores(self, state: State, histories: Histories) -> Scores:
@@ -89,17 +90,6 @@ class IALS(ClosedForm):
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """The item table."""
         return state["item"]
-
-    def _square(self, triangle: F64) -> F64:
-        upper = np.triu_indices(self.dim)
-        full = np.empty((triangle.shape[0], self.dim, self.dim))
-        full[:, upper[0], upper[1]] = triangle
-        full[:, upper[1], upper[0]] = triangle
-        return full
-
-
-def _slices(n: int, size: int = 4096) -> list[slice]:
-    return [slice(i, i + size) for i in range(0, n, size)]
 
 
 METHODS = (

@@ -31,11 +31,10 @@ from pydantic import Field
 
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.ragged import Ragged
-from fedmosaic.core.threads import deal, thread_count
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.base import Entry
-from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics
+from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, by_rows
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -101,12 +100,12 @@ class Mosaic(ClosedForm):
         k = int(inputs.max()) + 1
         distinct = histories.items.unique()
         found = {"together": np.zeros((k, k))}
-        _by_rows(k, partial(add_together, distinct.values, distinct.offsets, inputs, found["together"]))
+        by_rows(k, partial(add_together, distinct.values, distinct.offsets, inputs, found["together"]))
         for window in state["windows"]:
             before, after = np.zeros((k, k)), np.zeros((k, m))
             if times is not None:
                 decay = np.array([window, self.events])
-                _by_rows(k, partial(add_pairs, values, offsets, times, decay, inputs, before, after))
+                by_rows(k, partial(add_pairs, values, offsets, times, decay, inputs, before, after))
             found |= {f"before {window:g}": before, f"after {window:g}": after}
         return found
 
@@ -217,13 +216,6 @@ def _rows(places: Any, rows: Any, weights: Any, users: int, state: State) -> Any
     near = (weights > 0) & (places >= 0)
     shape = (users, state["co"].shape[0])
     return sparse.csr_array((weights[near].astype(np.float32), (rows[near], places[near])), shape=shape)
-
-
-def _by_rows(m: int, work: Any) -> None:
-    """Work on rows low ... high of a matrix, dealt to threads: each walks all events and adds only to its own rows."""
-    workers = thread_count()
-    cuts = np.linspace(0, m, workers + 1).astype(np.int64)
-    deal(lambda worker: work(cuts[worker], cuts[worker + 1]), workers)
 
 
 def _solved(a: F64, c: F64, lam: float) -> F32:
