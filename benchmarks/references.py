@@ -1,16 +1,12 @@
 """iALS beside `implicit` (pip install implicit): CPU seconds of a pass over users and items, one thread, interleaved.
 
-python benchmarks/references.py [--data-dir FOLDER] [--data ml-1m] [--widths 64 128] [--repeats 5]
+OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/references.py [--data-dir FOLDER] [--data ml-1m] [--widths 64 128] [--repeats 5]
 """
 
 from __future__ import annotations
 
-import os
-
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "FEDMOSAIC_THREADS"):
-    os.environ[name] = "1"  # before anything numerical is imported
-
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedmosaic import leave_one_out, load
+from fedmosaic.core.threads import use_threads
 from fedmosaic.methods.closed_form import total
 from fedmosaic.methods.ials import IALS
 from fedmosaic.report.console import print_table
@@ -50,6 +47,9 @@ def main() -> None:
     parser.add_argument("--widths", nargs="*", type=int, default=[64, 128])
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    if os.environ.get("OPENBLAS_NUM_THREADS") != "1":
+        parser.error("one thread is said before NumPy starts: OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python ...")
+    use_threads(1)
     held = leave_one_out(load(args.data, args.data_dir)).held("train")
     rows = []
     for dim in args.widths:
