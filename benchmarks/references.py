@@ -1,6 +1,6 @@
 """iALS beside `implicit` (pip install implicit): CPU seconds of a pass over users and items, one thread, interleaved.
 
-OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/references.py [--data-dir FOLDER] [--data ml-1m] [--widths 64 128] [--repeats 5]
+OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/references.py [--data ml-1m] [--widths 64 128] [--repeats 5]
 """
 
 from __future__ import annotations
