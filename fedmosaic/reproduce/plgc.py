@@ -97,10 +97,10 @@ CARDS = (
         "has 30 and FedRAP (retuned) 20, with a fifth of the clients in a round, on ML-1M a twentieth. Effective rank: "
         "of the shared item table, out of 32, under either pool.",
         "cannot be checked by number: none could be had of the paper. Under the papers' pool mixing lifts FedMF, "
-        "FedNCF and FedRAP on MovieLens by four to nineteen points and hardly anything elsewhere: it is one more way to "
+        "FedNCF and FedRAP on MovieLens by four to nineteen points and hardly anything elsewhere: one more way to "
         "remember which items were spared. Under the strict pool it lowers HR among 1 + 99 for three of four hosts on "
-        "MovieLens and FilmTrust, by one to eight points, and moves little on Lastfm-2K and Amazon-Video, where it helps "
-        "PFedRec a little in the ranking of everything. Effective rank rises by half a unit to five out of 32 in nearly "
+        "MovieLens and FilmTrust, by one to eight points, and moves little on Lastfm-2K and Amazon-Video; it helps "
+        "PFedRec a bit in the ranking of everything. Effective rank rises by half a unit to five of 32 in nearly "
         "every cell, from tables that were not near collapse, and better lists do not follow from it.",
         ranks=True,
     ),
