@@ -120,7 +120,7 @@ def test_planned_runs_stand_in_the_published_ledger_or_the_book_says_how_many_do
     words = f"Of {len(planned)} planned runs {len(absent)} are still to be made"
     assert (words if absent else "## Cards") in (DOCS / "results.md").read_text(), WRITE_AGAIN
     first = {s.key() for card in CARDS.values() for s in card.plan(1, False)}
-    assert len(first & absent) < 0.1 * len(first), "a table without runs"
+    assert len(first & absent) < 0.2 * len(first), "tables without runs"
 
 
 def test_the_published_ledger_speaks_of_settings_by_their_names_of_today() -> None:
