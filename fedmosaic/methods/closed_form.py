@@ -123,11 +123,9 @@ def total(
 def fit(form: ClosedForm, histories: Histories, *, seed: int = 0, clients_per_chunk: int | None = None) -> State:
     """All rounds: central with one chunk of everybody (the default), per device with chunks of one.
 
-        >>> from fedmosaic.methods.popularity import Popularity
-        >>> from fedmosaic.core.ragged import Ragged
-    from fedmosaic.core.threads import deal, thread_count
-        >>> fit(Popularity(), Histories(Ragged.from_rows([[0, 1], [1]]), 3))["count"].tolist()
-        [1.0, 2.0, 0.0]
+    >>> from fedmosaic.methods.popularity import Popularity
+    >>> fit(Popularity(), Histories(Ragged.from_rows([[0, 1], [1]]), 3))["count"].tolist()
+    [1.0, 2.0, 0.0]
     """
     state = form.init(histories.n_items, seed)
     for _ in range(form.rounds):
