@@ -156,7 +156,8 @@ def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -
     whole = compose(algorithm, *wrappers)
     if s.loss == "pairwise":
         whole = replace(whole, objective=innermost(whole.objective, bpr))
-    whole = replace(whole, server=replace(whole.server, weights=s.weights))
+    if s.weights == "size":  # a server that says so itself stays as it is
+        whole = replace(whole, server=replace(whole.server, weights="size"))
     return Federation(whole, s.rounds, s.participation, engine=s.engine)
 
 

@@ -67,6 +67,8 @@ class MixedAdditiveSettings(MixSettings, AdditiveSettings):
     RENAMED: ClassVar = {**AdditiveSettings.RENAMED, "weight": "decorrelation"}
 
     local: Literal["keep"] = Field(default="keep", description="the local table, from round to round")
+    # the decorrelation is no sum over examples, so that clipping them one by one would bound nothing
+    noise_on: Literal["upload"] = Field(default="upload", description="fixed")
 
 
 def mixed(s: MixSettings) -> Wrapper:
