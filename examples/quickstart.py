@@ -11,6 +11,7 @@ from fedmosaic.report.console import print_results, print_table, progress_bar
 
 USER = "196"
 METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("mosaic", {}),
     ("popularity", {}),
     ("itemknn", {}),
     ("ials", {}),
@@ -37,8 +38,10 @@ def main() -> None:
         rows.append((f"{name} ({time.perf_counter() - began:.1f} s)", result.summary()))
     print_results("MovieLens-100K, strict pool, leave-one-out, seed 0 (percent)", rows)
 
-    lists = models["fedmf"].recommend(USER, k=10)
-    print_table(f"fedmf for user {USER}", ["rank", "title"], [[str(r["rank"]), r["title"]] for r in lists.to_dicts()])
+    lists = models["mosaic"].recommend(USER, k=10).to_dicts()
+    print_table(f"mosaic for user {USER}", ["rank", "title"], [[str(r["rank"]), r["title"]] for r in lists])
+    reasons = models["mosaic"].explain(USER, lists[0]["item"]).head(3).to_dicts()
+    print(f"{lists[0]['title']}, because of {', '.join(r['title'] for r in reasons)}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.data.split import Split
+from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods import registry
 from fedmosaic.methods.closed_form import ClosedForm, fit
 from fedmosaic.methods.ease import EASE
@@ -86,6 +88,30 @@ def test_ials_descends_and_its_steps_are_optimal(small: Split) -> None:
     for _ in range(5):  # no small change of the items improves the solved step
         nudge = np.random.default_rng(0).normal(0, 1e-3, y.shape)
         assert objective(form, r, x, y + nudge) > best
+
+
+def test_ials_of_one_process_equals_the_sums(small: Split) -> None:
+    form, data = IALS(dim=5, reg=0.5, nu=0.5), TrainingSet(small.train, small.train, small.n_items)
+    apart = alone = form.init(small.n_items, 0)
+    for number in (1, 2, 3):
+        summed = form.statistics(apart, data.held)
+        apart = form.apply(apart, summed)
+        alone, record, _ = form.advance(data, alone, number, 0)
+    np.testing.assert_allclose(alone["item"], apart["item"], atol=1e-5 * np.abs(apart["item"]).max())
+    assert alone["users"] == apart["users"]
+    assert record.bytes_up == sum(a.nbytes for a in summed.values())
+    assert record.bytes_down == sum(a.nbytes for a in alone.values())
+
+
+@pytest.mark.parametrize("reg", [4.0, 1e-4])
+def test_ials_users_equal_the_textbook_for_every_length_of_history(reg: float) -> None:
+    rng, form = np.random.default_rng(0), IALS(dim=70, reg=reg, nu=0.3)
+    y = rng.normal(size=(500, 70))
+    r = np.array([rng.permutation(500) < size for size in (0, 1, 64, 69, 70, 192, 450)], dtype=np.float64)
+    found = form.user_vectors(y, sparse.csr_array(r))
+    for own, x in zip(r, found, strict=True):
+        ridge = reg * (own.sum() + form.w0 * 500) ** form.nu * np.eye(70)
+        np.testing.assert_allclose(x, np.linalg.solve((y.T * (own + form.w0)) @ y + ridge, own @ y), atol=1e-12)
 
 
 def checkerboard(n: int = 12) -> dict[str, list[int]]:

@@ -7,22 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from commands import run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic import FederatedRecommender, Interactions, leave_one_out
+from fedmosaic import FederatedRecommender, Interactions, leave_one_out, time_split
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.negatives import training_set
 from fedmosaic.data.split import Split
+from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import evaluate
-from fedmosaic.methods.closed_form import State, fit, total
+from fedmosaic.methods.closed_form import ClosedForm, State, fit, total
 from fedmosaic.methods.ease import EASE
-from fedmosaic.methods.mosaic import Mosaic
-from fedmosaic.methods.mosaic_sums import add_pairs, next_weights
+from fedmosaic.methods.mosaic.method import Mosaic
+from fedmosaic.methods.mosaic.pairs import add_pairs, next_weights
+from fedmosaic.methods.mosaic.scans import project, project_together
 from fedmosaic.methods.registry import entry
 
 ITEMS = 8
@@ -64,6 +67,26 @@ def test_sums_are_those_of_the_definition(one: tuple[list[int], list[int]], wind
     np.testing.assert_allclose(c, expected[1], atol=2e-3)
 
 
+@settings(max_examples=60, deadline=None)
+@given(histories(), st.sampled_from([1.5, 3.0]), st.integers(0, 2))
+def test_projected_sums_are_those_of_the_definition(
+    one: tuple[list[int], list[int]], window: float, unseen: int
+) -> None:
+    """A Q and C'Q by carrying r numbers along, against A and C; some items do not predict."""
+    items, times = one
+    inputs = np.where(np.arange(ITEMS) < unseen, -1, np.arange(ITEMS) - unseen).astype(np.int32)
+    basis = np.random.default_rng(0).standard_normal((ITEMS - unseen, 3), dtype=np.float32)
+    before, after, both = np.zeros((ITEMS - unseen, 3)), np.zeros((ITEMS, 3)), np.zeros((ITEMS - unseen, 3))
+    history, offsets = np.array(items, np.int32), np.array([0, len(items)])
+    project(history, offsets, np.array(times, np.int64), np.array([window, 30.0]), inputs, basis, before, after)
+    project_together(history, offsets, inputs, basis, both)
+    a, c = by_definition(items, times, window, 30.0)
+    np.testing.assert_allclose(before, a[unseen:, unseen:] @ basis, atol=1e-5)
+    np.testing.assert_allclose(after, c[unseen:].T @ basis, atol=1e-5)
+    r = np.bincount(items, minlength=ITEMS)[unseen:].astype(float)
+    np.testing.assert_allclose(both, np.outer(r, r) @ basis, atol=1e-5)
+
+
 def test_the_next_item_is_asked_for_as_it_was_trained() -> None:
     """Weights of a query are those of x_t for an event behind all others, at a moment of its own."""
     out, times = np.empty(4), np.array([3, 3, 7, 9])
@@ -88,6 +111,15 @@ def shop() -> Split:
     return leave_one_out(Interactions.from_frame(rows, time="when"))
 
 
+def trained(form: ClosedForm, data: TrainingSet) -> State:
+    """After all its rounds."""
+    state = form.start(data, 0)
+    for number in range(1, form.rounds + 1):
+        if not form.done(state):
+            state = form.advance(data, state, number, 0)[0]
+    return state
+
+
 def sums_of(form: Mosaic, held: Histories, chunk: int) -> Any:
     """What the server has after both sums."""
     state: State = {**form.init(held.n_items, 0), "clock": np.array([30.0, 30.0])}
@@ -97,8 +129,9 @@ def sums_of(form: Mosaic, held: Histories, chunk: int) -> Any:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_the_sum_over_devices_is_the_central_one_to_the_bit(chunk: int, shop: Split) -> None:
-    form, held = Mosaic(), shop.held("train")
+@pytest.mark.parametrize("rank", [None, 5])
+def test_the_sum_over_devices_is_the_central_one_to_the_bit(rank: int | None, chunk: int, shop: Split) -> None:
+    form, held = Mosaic(rank=rank, rounds=2), shop.held("train")
     for central, federated in zip(sums_of(form, held, len(held)), sums_of(form, held, chunk), strict=True):
         assert set(central) == set(federated)
         for name, value in central.items():
@@ -115,13 +148,37 @@ def test_order_is_learnt_and_taste_alone_does_not_know_it(shop: Split) -> None:
     for name, given_ in (("mosaic", {"lam": 5.0, "taste_lam": 5.0}), ("ease", {"lam": 5.0})):
         made = entry(name).build(given_)
         data = training_set(shop, "strict")
-        state = made.start(data, 0)
-        for number in range(1, made.rounds + 1):
-            state = made.advance(data, state, number, 0)[0]
+        state = trained(made, data)
         fed = data.followed_by(shop.held("validation"))
         found[name] = evaluate(made.scorer(fed, state), shop, "test").full.mean("hr", 2)
     assert found["mosaic"] > 0.7
     assert found["ease"] < 0.6
+
+
+def test_a_factored_form_of_full_rank_is_the_full_form(shop: Split) -> None:
+    data = training_set(shop, "strict")
+    given_ = {"lam": 5.0, "taste_lam": 5.0, "auto": False, "least": 1}
+    whole, thin, few = (Mosaic(**given_), Mosaic(**given_, rank=40, rounds=5), Mosaic(**given_, rank=12))
+    unseen = np.ones((shop.n_users, shop.n_items), bool)
+    unseen[data.histories.rows, data.histories.values] = False  # a factored form speaks for items seen as it likes
+    states = [trained(form, data) for form in (whole, thin, few)]
+    assert states[0]["stage"].tolist() == [2]
+    assert states[1]["stage"].tolist() == [5]
+    expected = whole.scores(states[0], data.held)
+    found = thin.scores(states[1], data.held)
+    np.testing.assert_allclose(found[unseen], expected[unseen], atol=2e-3)
+    part = few.scores(states[2], data.held)
+    assert np.corrcoef(part[unseen], expected[unseen])[0, 1] > 0.8
+    assert states[2]["basis"].shape == (40, 12)
+
+
+def test_a_large_catalogue_is_factored_and_says_nothing_of_pairs(shop: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmosaic.methods.mosaic.method.LARGEST", 1000)
+    monkeypatch.setattr("fedmosaic.methods.mosaic.method.RANK", 6)
+    model = FederatedRecommender("mosaic").fit(shop)
+    sizes = {name: array.shape for name, array in model.state_.items() if array.ndim > 1}
+    assert sizes == {"sequence": (1, 6, 40), "basis": (40, 6), "co": (6, 40), "taste_basis": (40, 6)}
+    assert model.recommend(3, k=2)["item"].to_list()
 
 
 def test_without_times_the_ranking_is_that_of_ease(shop: Split) -> None:
@@ -135,9 +192,7 @@ def test_without_times_the_ranking_is_that_of_ease(shop: Split) -> None:
 def test_whoever_comes_later_or_has_nothing_gets_an_answer(shop: Split) -> None:
     data = training_set(shop, "strict")
     form = Mosaic(lam=5.0)
-    state = form.start(data, 0)
-    for _ in range(form.rounds):
-        state = form.apply(state, total(form, state, data.held))
+    state = trained(form, data)
     strangers = Histories(Ragged.from_rows([[], [3, 4, 5]]), shop.n_items, np.array([100, 101, 102]))
     cold, later = form.scores(state, strangers)
     np.testing.assert_allclose(cold, state["recent"])
@@ -153,10 +208,7 @@ def test_devices_choose_what_validation_prefers_and_given_values_stay(shop: Spli
 
     def chosen(**given_: Any) -> tuple[float, float]:
         form = entry("mosaic").build({"lam": 5.0, "taste_lam": 5.0, **given_})
-        state = form.start(data, 0)
-        for _ in range(form.rounds):
-            state = form.apply(state, total(form, state, data.held))
-        state = form.choose(data, state, shop.validation)
+        state = form.choose(data, trained(form, data), shop.validation)
         assert state["sequence"].shape[0] == 1
         return float(state["windows"][0]), float(state["taste"][0])
 
@@ -169,6 +221,22 @@ def test_devices_choose_what_validation_prefers_and_given_values_stay(shop: Spli
     assert chosen()[1] < 5, "order matters here"
     assert chosen(window=7.0, taste=4.0) == (7.0, 4.0)
     assert chosen(auto=False) == (3.0, 0.2)
+
+
+def test_the_trend_is_chosen_where_fashion_moves_and_everything_later_is_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    likes = np.arange(20, 0, -1) / 210
+    rows = []
+    for user in range(200):
+        early, late = rng.choice(20, 6, replace=False), 20 + rng.choice(20, 6, replace=False, p=likes)
+        rows += [(user, item, time) for item, time in zip(early, rng.integers(0, 500, 6), strict=True)]
+        rows += [(user, item, time) for item, time in zip(late, rng.integers(500, 1000, 6), strict=True)]
+    frame = pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
+    split = time_split(Interactions.from_frame(frame, time="time"), validation=0.2, test=0.2)
+    data = training_set(split, "strict")
+    for form, moves in ((Mosaic(), True), (Mosaic(trend=0.0), False), (Mosaic(auto=False), False)):
+        state = form.choose(data, trained(form, data), split.validation)
+        assert (state["trend"][0] > 0) == moves
 
 
 def test_the_validation_item_is_fed_and_never_trained_on(shop: Split, tmp_path: Path) -> None:

@@ -259,8 +259,16 @@ def test_noise_in_steps_is_the_same_on_both_engines_and_has_its_law(names: tuple
 def test_layers_and_gradient_uploads_are_refused() -> None:
     with pytest.raises(SettingsError, match="are layers"):
         outcome(dp(0.1, 1.0, host="fedncf"), "simulate")
-    with pytest.raises(SettingsError, match="sends gradients"):
+    with pytest.raises(SettingsError, match="plain uploads"):
         dp(0.1, 1.0, host="fedneumf")
+    with pytest.raises(SettingsError, match="plain uploads"):
+        fm.clipped(1.0)(dp(0.1, 1.0).algorithm)
+    with pytest.raises(SettingsError, match="uphill point"):
+        fm.sharpness_aware(0.1)(dp(0.1, 1.0).algorithm)
+    for given in ({"loss": "pairwise"}, {"norm": "nuclear"}):
+        made = entry("fedrap").build({"dim": 4, "clip": 0.1, "noise_on": "shared", **given})
+        with pytest.raises(SettingsError, match="no mean over examples"):
+            outcome(made, "simulate")
     with pytest.raises(SettingsError, match="'spare' does not move"):
         dp(0.1, 1.0, ("spare",))
 

@@ -106,6 +106,10 @@ class Algorithm:
         if self.upload.kind == "value" and replace(self.server, threshold=0.0, weights="equal") != Server():
             raise SettingsError("uploads of values need the plain mean, Server(); send deltas to any other server")
 
+        if self.step_noise and (self.upload.kind == "gradient" or hidden):
+            raise SettingsError(
+                "noise in every step needs plain uploads of what the device stepped to, not encoded ones"
+            )
         self._check_reduction()
 
     def _check_reduction(self) -> None:
@@ -163,6 +167,12 @@ class Algorithm:
     def moves(self) -> tuple[Move, ...]:
         """All moves of all phases of all passes."""
         return tuple(move for one in self.local for phase in one.phases for move in phase.moves)
+
+    @property
+    def step_noise(self) -> Mapping[str, float]:
+        """Parameters whose gradients gain noise in every step, and its deviation on the sum of a batch."""
+        found: Mapping[str, float] = getattr(self.gradient, "noise", {})
+        return found
 
     @property
     def spread(self) -> tuple[str, ...]:

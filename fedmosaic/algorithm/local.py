@@ -261,7 +261,10 @@ class Losses(Protocol):
 
 
 class GradientRule(Protocol):
-    """How a gradient is taken: (losses, where, owner of each row, context) -> losses, gradients."""
+    """How a gradient is taken: (losses, where, owner of each row, context) -> losses, gradients.
+
+    One that adds noise says so by `noise` (`Algorithm.step_noise`); rows without examples gain theirs later.
+    """
 
     def __call__(
         self, losses: Losses, at: Mapping[str, Tensor], owners: Mapping[str, Tensor], ctx: Context

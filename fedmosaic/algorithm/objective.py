@@ -78,6 +78,11 @@ def innermost(objective: Objective, plain: Objective) -> Objective:
     return changed
 
 
+def of_examples(objective: Objective) -> bool:
+    """Whether a client's loss is a mean over its examples, so that each has a gradient that can be clipped alone."""
+    return objective is bce or bool(getattr(objective, "of_examples", False))
+
+
 @dataclass(frozen=True)
 class ChunkedBCE:
     """Sum over chunks of `size` examples of the chunk's mean cross-entropy (FedRecGEL's released code).

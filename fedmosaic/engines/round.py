@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.local import Context, ExampleGradients, Move, Phase, Rate, value_of
+from fedmosaic.algorithm.objective import of_examples
 from fedmosaic.algorithm.parameters import Axis, Role, Spec, first_table
 from fedmosaic.algorithm.upload import Parcel, UploadSum
 from fedmosaic.algorithm.view import Batch, View
@@ -33,7 +34,6 @@ from fedmosaic.engines.block import Block, Turn, history_of, plan
 from fedmosaic.engines.state import Array, Kept, Piece, Place, read
 from fedmosaic.engines.task import Task
 from fedmosaic.engines.uploads import summed
-from fedmosaic.privacy.per_example import PerExampleGradient
 
 
 def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False) -> Block:
@@ -53,8 +53,8 @@ def begin(algorithm: Algorithm, task: Task, clients: I64, *, dense: bool = False
     given |= {n: _received(algorithm, task, place, n) for n in algorithm.names(Role.KEPT)}
     gradients = {n: torch.zeros(params[n].shape) for n in still}
     shrunk = {n: torch.ones(clients.size) for move in algorithm.moves if move.spreads for n in move.names}
-    noised = algorithm.gradient.names if isinstance(algorithm.gradient, PerExampleGradient) else ()
-    rest = {n: np.zeros(clients.size) for n in noised if n in algorithm.sent and algorithm.specs[n].axis is Axis.ITEM}
+    noised = [n for n in algorithm.step_noise if n in algorithm.sent and algorithm.specs[n].axis is Axis.ITEM]
+    rest = {n: np.zeros(clients.size) for n in noised}
     history = history_of(examples, rows, place, algorithm.watches) if algorithm.watches else None
     return Block(place, examples, rows, params, before, given, memory, gradients, shrunk, history, rest)
 
@@ -153,6 +153,8 @@ class BlockLosses:
         """Every example with rows of its own: one derivative of the sum is then every example's."""
         specs, batch = self.algorithm.specs, self.turn.batch
         layers = [n for n in names if specs[n].axis is Axis.WHOLE]
+        if not of_examples(self.algorithm.objective):
+            raise SettingsError("this loss is no mean over examples, so that no example has a gradient of its own")
         if layers:
             raise SettingsError(f"gradients example by example are of rows; {', '.join(layers)} are layers")
         users = batch.users.expand(batch.items.shape)
@@ -220,9 +222,9 @@ def _step(
     if name in block.shrunk:
         factor = 1.0 if turn.factor is None else turn.factor
         block.shrunk[name][: turn.active] *= 1 - move.spreads * rate * factor
-    if name in block.rest and isinstance(algorithm.gradient, PerExampleGradient):
+    if name in block.rest:
         rates = rate * (np.ones(turn.active) if turn.factor is None else turn.factor.numpy().astype(np.float64))
-        noise = algorithm.gradient.deviation / turn.batch.weight.sum(1).clamp(min=1).numpy()
+        noise = algorithm.step_noise[name] / turn.batch.weight.sum(1).clamp(min=1).numpy()
         left = 1 - move.spreads * rates  # decay shrinks the noise of earlier steps too
         block.rest[name][: turn.active] = block.rest[name][: turn.active] * left**2 + (rates * noise) ** 2
 

@@ -34,13 +34,12 @@ State = Mapping[str, npt.NDArray[Any]]  # the server's, by name
 Statistics = dict[str, npt.NDArray[Any]]  # of clients; they add up
 Scores = npt.NDArray[np.floating]
 
-CLIENTS_PER_CHUNK = 2048
-
 
 class ClosedForm(MethodSettings, ABC):
     """A frozen value: its settings are its fields. It is trained like every other method (`training.Method`)."""
 
     from_history: ClassVar[bool] = True  # whatever it answers, it answers from the history it is given
+    CLIENTS_AT_ONCE: ClassVar[int | None] = 2048  # in one array of clients x items; none: it makes no such array
 
     rounds: int = Field(default=1, ge=1, le=1, description="how many times the clients are asked: one sum is enough")
 
@@ -55,6 +54,14 @@ class ClosedForm(MethodSettings, ABC):
     @abstractmethod
     def apply(self, state: State, total: Statistics) -> State:
         """Server state after a round."""
+
+    def released(self, total: Statistics, round: int, seed: int) -> Statistics:
+        """What the server learns of a sum: all of it, unless a form promises otherwise."""
+        return total
+
+    def done(self, state: State) -> bool:
+        """Whether no round is needed any more, though some are left."""
+        return False
 
     @abstractmethod
     def scores(self, state: State, histories: Histories) -> Scores:
@@ -81,7 +88,7 @@ class ClosedForm(MethodSettings, ABC):
         self, data: TrainingSet, state: State, round: int, seed: int, query: Ragged | None = None
     ) -> tuple[State, RoundRecord, None]:
         """Ask every client once, sum, solve."""
-        summed = total(self, state, data.held)
+        summed = self.released(total(self, state, data.held), round, seed)
         up, down = (sum(a.nbytes for a in arrays.values()) for arrays in (summed, state))  # a client sends as much
         record = RoundRecord(clients=len(data.histories), bytes_up=up, bytes_down=down)
         return self.apply(state, summed), record, None
@@ -109,12 +116,10 @@ class ClosedForm(MethodSettings, ABC):
         return up, sum(a.nbytes for a in state.values())
 
 
-def total(
-    form: ClosedForm, state: State, histories: Histories, clients_per_chunk: int = CLIENTS_PER_CHUNK
-) -> Statistics:
-    """The sum of all clients' statistics, taken in chunks."""
+def total(form: ClosedForm, state: State, histories: Histories, clients_per_chunk: int | None = None) -> Statistics:
+    """The sum of all clients' statistics, taken in chunks (not said: of as many as the form takes at once)."""
     result: Statistics = {}
-    for chunk in _chunks(histories, clients_per_chunk):
+    for chunk in _chunks(histories, clients_per_chunk or form.CLIENTS_AT_ONCE or max(len(histories), 1)):
         for name, value in form.statistics(state, chunk).items():
             result[name] = result[name] + value if name in result else value
     return result
@@ -128,8 +133,10 @@ def fit(form: ClosedForm, histories: Histories, *, seed: int = 0, clients_per_ch
     [1.0, 2.0, 0.0]
     """
     state = form.init(histories.n_items, seed)
-    for _ in range(form.rounds):
-        state = form.apply(state, total(form, state, histories, clients_per_chunk or len(histories)))
+    for round in range(1, form.rounds + 1):
+        if not form.done(state):
+            summed = total(form, state, histories, clients_per_chunk or len(histories))
+            state = form.apply(state, form.released(summed, round, seed))
     return state
 
 

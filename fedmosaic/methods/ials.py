@@ -5,6 +5,7 @@
 
 Per round a device receives Y, solves its own x_u, and sends x_u x_u' and x_u for its items; the server solves each
 y_j from the sums. The vector x_u is recomputed from the history whenever it is needed, and never leaves the device.
+Where one process plays all devices, the sums are not taken apart: items are solved as users are, in float32.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedmosaic.core import keys
+from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.histories import Histories
+from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, by_rows
+from fedmosaic.training.method import RoundRecord
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -69,19 +73,44 @@ class IALS(ClosedForm):
         by_rows(item.shape[0], partial(solve_sums, total["outer"], total["vector"], everything, reg, item))
         return {"item": item, "users": total["users"]}
 
+    def advance(
+        self, data: TrainingSet, state: State, round: int, seed: int, query: Ragged | None = None
+    ) -> tuple[State, RoundRecord, None]:
+        """Both half steps at once: what `apply` makes of all clients' `statistics`, up to float32."""
+        held = data.held.csr
+        x = self._solved(state["item"], held, np.float32)
+        item = self._solved(x, held.T.tocsr(), np.float32)
+        up, down = self.traffic(data.n_items)
+        record = RoundRecord(clients=data.n_users, bytes_up=up, bytes_down=down)
+        return {"item": item, "users": np.array([float(data.n_users)])}, record, None
+
+    def traffic(self, n_items: int) -> tuple[int, int]:
+        """Bytes of a client's `statistics`, and of the state."""
+        sums = n_items * (self._size + self.dim + 1) + self._size + 1
+        return 8 * sums, 8 * (n_items * self.dim + 1)
+
     @property
     def _size(self) -> int:
         return self.dim * (self.dim + 1) // 2
 
     def user_vectors(self, item: F64, held: sparse.csr_array) -> F64:
         """x_u = (sum over own items of y y' + w0 Y'Y + reg_u I)^-1 sum over own items of y."""
+        return self._solved(item, held, np.float64)
+
+    def _solved(self, table: F64, held: sparse.csr_array, precision: type[np.floating]) -> F64:
+        """One side's vectors from the other side's table, in the axes of w0 Y'Y.
+
+        There the part that all systems share is diagonal. Scaled by it they are I + Z'Z with eigenvalues between 1 and
+        1 + 1/w0, because own rows are some of all rows: float32 solves them to six digits, however small reg is.
+        """
         from fedmosaic.methods.als_sums import solve_rows
 
-        sizes = np.diff(held.indptr)
-        reg = self.reg * (sizes + self.w0 * item.shape[0]) ** self.nu
-        x = np.empty((held.shape[0], self.dim))
-        by_rows(x.shape[0], partial(solve_rows, item, held.indices, held.indptr, self.w0 * (item.T @ item), reg, x))
-        return x
+        reg = self.reg * (np.diff(held.indptr) + self.w0 * table.shape[0]) ** self.nu
+        base, axes = np.linalg.eigh(self.w0 * (table.T @ table))
+        turned, x = (table @ axes).astype(precision), np.empty((held.shape[0], self.dim), precision)
+        work = partial(solve_rows, turned, held.indices, held.indptr, np.maximum(base, 0), reg, x)
+        by_rows(x.shape[0], work)
+        return np.asarray(x @ axes.T)
 
     def scores(self, state: State, histories: Histories) -> Scores:
         """x_u · y_j for all items."""

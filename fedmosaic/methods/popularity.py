@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
-from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics
+from fedmosaic.methods.closed_form import Scores, State, Statistics
+from fedmosaic.methods.private_release import PrivateRelease
 
 
-class Popularity(ClosedForm):
-    """score(j) = number of users with item j in their history."""
+class Popularity(PrivateRelease):
+    """score(j) = number of users with item j in their history; with an epsilon, everybody's votes have a norm of 1."""
 
     def init(self, n_items: int, seed: int) -> State:
         """Zero counts."""
@@ -19,7 +20,10 @@ class Popularity(ClosedForm):
 
     def statistics(self, state: State, histories: Histories) -> Statistics:
         """Item counts of a group of clients."""
-        return {"count": np.asarray(histories.csr.sum(axis=0), dtype=np.float64).ravel()}
+        held = histories.csr.astype(np.float64)
+        if self.epsilon is not None:
+            held = held.multiply(1 / np.sqrt(np.maximum(held.sum(axis=1), 1))[:, None])
+        return {"count": np.asarray(held.sum(axis=0), dtype=np.float64).ravel()}
 
     def apply(self, state: State, total: Statistics) -> State:
         """The counts are the model."""

@@ -16,7 +16,8 @@ from fedmosaic.methods.base import Entry
 GROUP = "fedmosaic.methods"
 HINT = "A method of your own needs --import FILE"
 BUILT_IN = {  # method -> its file in this room
-    "mosaic": "mosaic", "popularity": "popularity", "itemknn": "itemknn", "ease": "ease", "ials": "ials", "fcf": "fcf",
+    "mosaic": "mosaic.method",
+    "popularity": "popularity", "itemknn": "itemknn", "ease": "ease", "ials": "ials", "fcf": "fcf",
     "fedmf": "fedmf", "pfedrec": "pfedrec", "local-only": "local_only",
     "fedncf": "fedncf", "fedncf-rows": "fedncf", "fedncf-dual": "fedncf",
     "fedrecon": "fedrecon", "fedrecon-dual": "fedrecon",
@@ -27,7 +28,7 @@ BUILT_IN = {  # method -> its file in this room
     "plgc": "plgc",
     "colr": "colr", "metamf": "metamf", "fedpergnn": "fedpergnn", "gpfedrec": "gpfedrec",
     "mf": "central", "ncf": "central", "neumf": "central",
-    "lightgcn": "lightgcn", "fedlightgcn": "lightgcn", "fedcia": "fedcia", "feddae": "feddae",
+    "sasrec": "sasrec", "lightgcn": "lightgcn", "fedlightgcn": "lightgcn", "fedcia": "fedcia", "feddae": "feddae",
 }  # fmt: skip
 _registered: dict[str, Entry] = {}
 

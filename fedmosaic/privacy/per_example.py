@@ -54,15 +54,15 @@ class PerExampleGradient:
             total = torch.zeros_like(at[name])
             total.index_add_(0, part.rows.reshape(-1), clipped.flatten(0, 1))
             if self.multiplier:
-                scale = (self.deviation / counts)[owners[name]]
+                scale = (self.noise[name] / counts)[owners[name]]
                 total += losses.normal(name) * scale.reshape(-1, *[1] * (total.ndim - 1))
             gradients[name] = total
         return value, gradients
 
     @property
-    def deviation(self) -> float:
-        """Of the noise on the sum of a batch."""
-        return self.multiplier * self.clip
+    def noise(self) -> dict[str, float]:
+        """Per parameter, the deviation of the noise on the sum of a batch."""
+        return dict.fromkeys(self.names, self.multiplier * self.clip)
 
 
 def per_example(clip: float, multiplier: float = 0.0, names: tuple[str, ...] = ()) -> Wrapper:
@@ -74,8 +74,6 @@ def per_example(clip: float, multiplier: float = 0.0, names: tuple[str, ...] = (
     def wrap(host: Algorithm) -> Algorithm:
         if host.gradient is not plain_gradient or host.prepare is not None or host.history:
             raise SettingsError("per_example: this host takes gradients its own way; wrap it first")
-        if host.upload.kind == "gradient":
-            raise SettingsError("per_example: this host sends gradients; the device must step by them")
         moved = tuple(dict.fromkeys(n for move in host.moves for n in move.names))
         unknown = [n for n in names if n not in moved]
         if unknown:

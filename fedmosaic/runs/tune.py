@@ -34,6 +34,7 @@ RANGES: dict[str, tuple[float, float]] = {  # where the default is no number to 
     "own_rate": (0.1, 300.0),
     "own_init": (0.001, 1.0),
     "shrink": (1.0, 1000.0),
+    "dropout": (0.05, 0.5),
 }
 AROUND = 30.0  # other numbers: default / 30 to default · 30
 Tell = Callable[[int, int, float], None]  # trials ended, trials in all, best value so far

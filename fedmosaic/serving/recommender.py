@@ -44,7 +44,7 @@ class FederatedRecommender:
     ['cup', 'pot']
     """
 
-    def __init__(self, method: str = "ease", *, seed: int = 0, pool: Pool = "strict", **settings: Any) -> None:
+    def __init__(self, method: str = "mosaic", *, seed: int = 0, pool: Pool = "strict", **settings: Any) -> None:
         self.method, self.seed, self.pool, self.settings = method, seed, pool, settings
         self.method_: Method[Any] = registry.entry(method).build(settings)
 

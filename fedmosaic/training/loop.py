@@ -22,7 +22,7 @@ from fedmosaic.data.split import Split
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import evaluate, make_probe, rank_probe
 from fedmosaic.evaluation.metrics import Ranks
-from fedmosaic.training.method import Chooses, Method, RoundRecord
+from fedmosaic.training.method import Chooses, Ends, Method, RoundRecord
 
 S = TypeVar("S")
 OnRound = Callable[[int, int, dict[str, Any]], None]  # (round, rounds, what is known about the round)
@@ -113,6 +113,8 @@ def steps(
     state, done = (method.start(data, seed), 0) if begun is None else (begun.state, begun.round)
     try:
         for number in range(done + 1, method.rounds + 1):
+            if _ended(method, state):
+                return
             try:
                 state, record, answers = method.advance(data, state, number, seed, query)
             except ScoreError as error:
@@ -123,6 +125,10 @@ def steps(
             yield Step(number, state, record, answers)
     finally:
         buffers.release()
+
+
+def _ended(method: Method[S], state: S) -> bool:
+    return isinstance(method, Ends) and bool(method.done(state))
 
 
 def train(
@@ -147,7 +153,7 @@ def train(
     if begun is not None and enough(begun.round):  # it had stopped, and was cut before it could say so
         return
     for step in steps(method, data, seed, begun, None if validation is None else validation.query):
-        last, found, better = step.round == method.rounds, None, False
+        last, found, better = step.round == method.rounds or _ended(method, step.state), None, False
         if last and judge is not None and isinstance(method, Chooses):
             chosen = method.choose(data, step.state, judge.split.validation)
             step = replace(step, state=chosen, answers=None)

@@ -18,6 +18,7 @@ from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import Scorer
 
 S = TypeVar("S")
+In = TypeVar("In", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,21 @@ class Chooses(Protocol[S]):
         ...
 
 
+@runtime_checkable
+class Ends(Protocol[In]):
+    """A method that may know before its last round that it has learnt all it will."""
+
+    def done(self, state: In) -> bool:
+        """Whether no further round would change anything."""
+        ...
+
+
 class Method(Protocol[S]):
     """A recommender that learns in rounds."""
 
     @property
     def rounds(self) -> int:
-        """How many rounds a full training takes."""
+        """How many rounds a full training takes, at most."""
         ...
 
     def check_installed(self) -> None:

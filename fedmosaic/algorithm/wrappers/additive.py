@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, sent_tables, wrapped_with
 from fedmosaic.algorithm.local import Context, Move, Pass, Phase, Schedule, value_of
-from fedmosaic.algorithm.objective import Objective, mean
+from fedmosaic.algorithm.objective import Objective, mean, of_examples
 from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec, by_name
 from fedmosaic.algorithm.view import Batch, Model, View
 from fedmosaic.core.errors import SettingsError, one_of
@@ -108,6 +108,11 @@ class AdditiveObjective:
 
     def __post_init__(self) -> None:
         one_of("norm", self.norm, NORMS)
+
+    @property
+    def of_examples(self) -> bool:
+        """Whether all its terms are means over examples; some norms are of all rows together."""
+        return self.norm in ("l1", "l2", "none") and of_examples(self.host)
 
     def __call__(self, model: Model, view: View, batch: Batch, ctx: Context) -> Tensor:
         """One loss per client; of several tables the terms are added."""

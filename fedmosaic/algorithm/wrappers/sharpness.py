@@ -77,6 +77,8 @@ def sharpness_aware(rho_shared: float = 0.0, rho_private: float = 0.0, *, joint:
     """
 
     def wrap(host: Algorithm) -> Algorithm:
+        if host.step_noise:
+            raise SettingsError("sharpness_aware: the uphill point of a gradient with noise is not where it would lead")
         if isinstance(host.gradient, UphillGradient):
             raise SettingsError("sharpness_aware: this host takes its gradients uphill already")
         if not rho_shared and not rho_private:

@@ -37,7 +37,7 @@ def _grid(value: Any) -> Any:
 
 
 @piece()
-def _places(times: Any, begin: Any, end: Any, by_moment: Any, by_event: Any, tau: Any, count: Any, first: Any) -> Any:
+def places(times: Any, begin: Any, end: Any, by_moment: Any, by_event: Any, tau: Any, count: Any, first: Any) -> Any:
     """Per event its place tau and its moment's number of events and first event; the place of what comes next."""
     moment, at = 0, begin
     while at < end:
@@ -68,7 +68,7 @@ def add_pairs(
     count, first = np.empty(longest, np.int64), np.empty(longest, np.int64)
     for user in range(offsets.size - 1):
         begin, end = offsets[user], offsets[user + 1]
-        _places(times, begin, end, decay[0], decay[1], tau, count, first)
+        places(times, begin, end, decay[0], decay[1], tau, count, first)
         _tails(end - begin, tau, count, first, tail)
         for q in range(end - begin):
             later = items[begin + q]
@@ -119,7 +119,7 @@ def next_weights(offsets: Any, times: Any, decay: Any, out: Any) -> None:
     count, first = np.empty(longest, np.int64), np.empty(longest, np.int64)
     for user in range(offsets.size - 1):
         begin, end = offsets[user], offsets[user + 1]
-        now = _places(times, begin, end, decay[0], decay[1], tau, count, first)
+        now = places(times, begin, end, decay[0], decay[1], tau, count, first)
         for k in range(end - begin):
             gap = now - tau[k]
             out[begin + k] = np.exp(-gap) if gap <= FAR else 0.0
@@ -136,3 +136,44 @@ def add_together(items: Any, offsets: Any, inputs: Any, both: Any, low: Any, hig
                     other = inputs[items[q]]
                     if other >= 0:
                         both[row, other] += 1.0
+
+
+@entry()
+def add_bounded(items: Any, offsets: Any, times: Any, decay: Any, inputs: Any, after: Any) -> None:
+    """Add C, of pairs of items that predict, to `after` for all histories, each scaled to a norm of at most 1.
+
+    An item counts once per history, at its first event; numbers are rounded towards zero, so that the bound holds.
+    """
+    longest = 0
+    for user in range(offsets.size - 1):
+        longest = max(longest, offsets[user + 1] - offsets[user])
+    tau = np.empty(longest, np.float64)
+    count, first = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    place, last = np.empty(longest, np.int64), np.full(inputs.size, -1, np.int64)  # by whom an item was last met
+    for user in range(offsets.size - 1):
+        begin = offsets[user]
+        length = offsets[user + 1] - begin
+        places(times, begin, begin + length, decay[0], decay[1], tau, count, first)
+        for k in range(length):
+            item = items[begin + k]
+            place[k] = inputs[item] if last[item] != user else -1
+            last[item] = user
+        norm = 0.0
+        for adding in range(2):
+            scale = 1 / max(1.0, np.sqrt(norm))
+            for q in range(length):
+                for p in range(q - 1, -1, -1):
+                    gap = tau[q] - tau[p]
+                    if gap > FAR:
+                        break
+                    if place[p] < 0 or place[q] < 0:
+                        continue
+                    same = first[p] == first[q]
+                    weight = 0.5 if same else np.exp(-gap)
+                    if adding:
+                        part = np.floor(weight * scale * GRID) / GRID
+                        after[place[p], place[q]] += part
+                        if same:
+                            after[place[q], place[p]] += part
+                    else:
+                        norm += weight * weight * (2 if same else 1)

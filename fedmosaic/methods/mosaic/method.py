@@ -1,0 +1,297 @@
+"""Mosaic: the next item from sums over clients, in one round. A closed form with three terms.
+
+    score(j) = x_u B_s[:, j]  +  taste · r_u B_e[:, j] / sqrt|r_u|  +  trend · T[j]
+
+x_u is the history with weights that fall with age, r_u the history without, T recent popularity. B_s maps what stood
+before an event to the event, by ridge regression; B_e is EASE. Both need nothing but sums over clients:
+
+    A = sum x_t x_t'    C = sum x_t e_t'    B_s = (A + lam I)^-1 C
+    G = sum r r'        P = (G + lam I)^-1  B_e = -P / diag P, with zeros on the diagonal
+
+so one secure sum trains it (after a small one that counts events per item), a new user needs no training, and a
+device scores from its own history. Where the sums would not fit, the same follows from r numbers per item in a few more
+rounds (`factored.py`). How a weight falls: by e in `window` moments and by e in `events` events; events of
+one time are one moment, and their order among themselves is not known, so that sums are means over all orders they can
+have. Without times B_s is left out, and the ranking is that of EASE.
+
+How much taste and trend, and how long a window, depends on what is asked: the very next item, or anything that comes
+later. So by default devices score their held-out items under a few candidates, and the sums of those scores choose
+(`auto`): window and taste first, then the trend.
+
+Ours; the idea of a linear map between items is SLIM's and EASE's, one from earlier to later items SLIST's (Choi et al.,
+WWW 2021).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from fedmosaic.core.ragged import Ragged
+from fedmosaic.data.histories import Histories
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.methods.base import Entry
+from fedmosaic.methods.closed_form import Scores, State, Statistics
+from fedmosaic.methods.mosaic import factored, full, private
+from fedmosaic.methods.private_release import PrivateRelease
+
+F32 = npt.NDArray[np.float32]
+LARGEST = 4 << 30  # bytes of the full form's sums: about 10,000 items
+RANK = 256  # beyond that
+WINDOWS = (3.0, 10.0)
+TASTES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+TRENDS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+RECENT = 0.1  # of the time that the data span: in it, what an event counts for the trend falls by e
+USERS_AT_ONCE = 512
+CHOOSERS = 10_000  # devices whose validation chooses; more would tell no more
+
+
+class Mosaic(PrivateRelease):
+    """Next items by sums: a small one that counts, and the one that trains; a factored form asks a few times more."""
+
+    CLIENTS_AT_ONCE: ClassVar[int | None] = None  # its sums have no array of clients x items
+
+    rounds: int = Field(
+        default=4, ge=2, description="at most: counts, bases of a factored form, the sums that train; the full form: 2"
+    )
+    lam: float = Field(default=300.0, gt=0, description="ridge penalty of what follows what")
+    taste_lam: float = Field(default=300.0, gt=0, description="ridge penalty of what goes with what")
+    window: float = Field(default=3.0, gt=0, description="moments in which a weight falls by e")
+    events: float = Field(default=30.0, gt=0, description="events in which a weight falls by e")
+    taste: float = Field(default=0.2, ge=0, description="weight of the whole history, whatever its order")
+    trend: float = Field(default=0.0, ge=0, description="weight of recent popularity; who has no history has it alone")
+    least: int = Field(default=3, ge=1, description="events that an item needs to predict others")
+    rank: int | None = Field(
+        default=None, ge=1, description=f"numbers per item; not said: one per pair where sums fit, else {RANK}"
+    )
+    most: int = Field(default=400, ge=2, description="items that predict others under an epsilon")
+    auto: bool = Field(default=True, description="choose window, taste and trend, where not given, by validation")
+
+    def init(self, n_items: int, seed: int) -> State:
+        """Nothing is known."""
+        return {
+            "stage": np.zeros(1, np.int64),  # sums that were taken in
+            "sequence": np.zeros((len(self._windows), 0, n_items), np.float32),
+            "basis": np.zeros((0, 0), np.float32),  # of what follows what; none: every item by itself
+            "co": np.zeros((0, 0), np.float32),
+            "taste_basis": np.zeros((0, 0), np.float32),  # of what goes with what
+            "inputs": np.full(n_items, -1, np.int32),
+            "events": np.zeros(n_items),
+            "recent": np.zeros(n_items, np.float32),
+            "clock": np.zeros(2),
+            "windows": np.array(self._windows),
+            "taste": np.array([self.taste]),
+            "trend": np.array([self.trend]),
+        }
+
+    @property
+    def _chooses(self) -> bool:
+        return self.auto and self.epsilon is None  # scores of devices are not covered by an epsilon
+
+    def _candidates(self, name: str, tried: tuple[float, ...]) -> tuple[float, ...]:
+        """Those to choose from: what was said, if it was."""
+        return tried if self._chooses and name not in self.model_fields_set else (getattr(self, name),)
+
+    @property
+    def _windows(self) -> tuple[float, ...]:
+        return self._candidates("window", WINDOWS)
+
+    def start(self, data: TrainingSet, seed: int) -> State:
+        """Before the first sum: when now is, and how far back the data go; a federation agrees on both."""
+        state = dict(self.init(data.n_items, seed))
+        if data.times is not None and data.times.size and self.epsilon is None:  # else it would be published
+            state["clock"] = np.array([data.times.max(), max(data.times.max() - data.times.min(), 1)], np.float64)
+        return state
+
+    def done(self, state: State) -> bool:
+        """The full form has its sums after two rounds, a factored one after all."""
+        return self._last(state, 0)
+
+    def _last(self, state: State, ahead: int) -> bool:
+        """Whether a round ahead of this state would be the last."""
+        return int(state["stage"][0]) + ahead >= (self.rounds if state["taste_basis"].size else 2)
+
+    def statistics(self, state: State, histories: Histories) -> Statistics:
+        """First events per item, and those of late; then what the form needs."""
+        if self.epsilon is not None:
+            return private.sums(state, histories, self.events) if state["stage"][0] else private.counts(histories)
+        if not state["stage"][0]:
+            return self._counts(state, histories)
+        if state["taste_basis"].size:
+            return factored.sums(state, histories, self.events, last=self._last(state, 1))
+        return full.sums(state, histories, self.events)
+
+    def _counts(self, state: State, histories: Histories) -> Statistics:
+        from fedmosaic.methods.mosaic.pairs import GRID
+
+        events = np.bincount(histories.items.values, minlength=histories.n_items).astype(np.float64)
+        if histories.times is None:
+            return {"events": events, "late": events}
+        now, span = state["clock"]
+        weights = np.exp(-(now - histories.times) / (RECENT * span))
+        late = np.zeros(histories.n_items)
+        np.add.at(late, histories.items.values, np.floor(weights * GRID + 0.5) / GRID)
+        return {"events": events, "late": late}
+
+    def apply(self, state: State, total: Statistics) -> State:
+        """Which items predict others, and in which form; then what the form makes of its sums."""
+        state = {**state, "stage": state["stage"] + 1}
+        if self.epsilon is not None:
+            if "events" in total:
+                return private.begun(state, total, self.most)
+            return private.solved(state, total, self.deviation(1 - private.COUNTS))
+        if "events" in total:
+            return self._begun(state, total)
+        if not state["taste_basis"].size:
+            return full.solved(state, total, self.lam, self.taste_lam)
+        if not self.done(state):
+            return factored.better_bases(state, total)
+        return factored.solved(state, total, self.lam, self.taste_lam)
+
+    def _begun(self, state: State, total: Statistics) -> State:
+        some = total["events"] >= self.least
+        if not some.any():  # too little of everything: all that was seen
+            some = total["events"] > 0
+        k, m, windows = int(some.sum()), some.size, len(self._windows)
+        state = {
+            **state,
+            "inputs": np.where(some, np.cumsum(some) - 1, -1).astype(np.int32),
+            "events": total["events"],
+            "recent": (total["late"] / max(total["late"].max(), 1e-9)).astype(np.float32),
+        }
+        if self.rank is None and 8 * k * (windows * (k + m) + k) <= LARGEST:
+            return state
+        return factored.first_bases(state, self.rank or RANK)
+
+    def budget_share(self, round: int) -> float:
+        """Counts take little of an epsilon."""
+        return private.COUNTS if round == 1 else 1 - private.COUNTS
+
+    def choose(self, data: TrainingSet, state: State, held_out: Ragged) -> State:
+        """The weights under which the devices' held-out items have the best NDCG@10, all items ranked.
+
+        Window and taste first, then the trend: two sums of a few scores.
+        """
+        users = np.flatnonzero(held_out.lengths > 0)
+        users = users[:: -(-users.size // CHOOSERS)] if users.size else users
+        tastes = self._candidates("taste", TASTES)
+        trends = self._candidates("trend", TRENDS) if state["clock"][1] else (self.trend,)  # none without times
+        sized = range(state["windows"].size)
+        tried = [(w, taste, self.trend) for w in sized for taste in tastes]
+        best = self._best(data, state, held_out, users, tried)
+        window, taste, trend = self._best(data, state, held_out, users, [(*best[:2], trend) for trend in trends])
+        return {
+            **state,
+            "sequence": state["sequence"][window : window + 1],
+            "windows": state["windows"][window : window + 1],
+            "taste": np.array([taste]),
+            "trend": np.array([trend]),
+        }
+
+    def _best(
+        self, data: TrainingSet, state: State, held_out: Ragged, users: Any, tried: list[tuple[int, float, float]]
+    ) -> tuple[int, float, float]:
+        """The one of some (window, taste, trend) with the best sum of scores over users; the first of equals."""
+        from fedmosaic.evaluation.evaluate import rank_unseen
+
+        gains = np.zeros(len(tried))
+        for begin in range(0, users.size, USERS_AT_ONCE) if len(tried) > 1 else ():
+            some = users[begin : begin + USERS_AT_ONCE]
+            held = data.held.take(some)
+            taste = self._taste(state, held)
+            sequences = {w: self._sequence(state, held, w) for w in {w for w, _, _ in tried}}
+            for at, (w, weight, trend) in enumerate(tried):
+                scores = sequences[w] + np.float32(weight) * taste + self._trend(state, held, trend)
+                gains[at] += rank_unseen(scores, held_out.take(some), held.items).per_user("ndcg", 10).sum()
+        return tried[int(np.argmax(gains))]
+
+    def scores(self, state: State, histories: Histories) -> Scores:
+        """The three terms; a user without a history has the trend alone."""
+        taste = np.float32(state["taste"][0]) * self._taste(state, histories)
+        trend = self._trend(state, histories, float(state["trend"][0]))
+        return self._sequence(state, histories, 0) + taste + trend
+
+    def _sequence(self, state: State, histories: Histories, window: int) -> F32:
+        """x_u B_s."""
+        if histories.times is None or not state["sequence"].size:
+            return np.zeros((len(histories), histories.n_items), np.float32)
+        weights = self._weights(state, histories, window)
+        x = _rows(state["inputs"][histories.items.values], histories.items.rows, weights, len(histories), state)
+        return np.asarray(_within(x, state["basis"]) @ state["sequence"][window])
+
+    def _weights(self, state: State, histories: Histories, window: int) -> Any:
+        """What every event weighs for the item that comes next."""
+        from fedmosaic.methods.mosaic.pairs import next_weights
+
+        weights = np.empty(histories.items.values.size, np.float64)
+        decay = np.array([state["windows"][window], self.events])
+        next_weights(histories.items.offsets, histories.times, decay, weights)
+        return weights
+
+    def _taste(self, state: State, histories: Histories) -> F32:
+        """r_u B_e / sqrt|r_u|."""
+        found = np.zeros((len(histories), histories.n_items), np.float32)
+        if not state["co"].size:
+            return found
+        distinct = histories.items.unique()
+        weights = (1 / np.sqrt(np.maximum(distinct.lengths, 1)))[distinct.rows]
+        r = _rows(state["inputs"][distinct.values], distinct.rows, weights, len(histories), state)
+        found[:, state["inputs"] >= 0] = np.asarray(_within(r, state["taste_basis"]) @ state["co"])
+        return found
+
+    def _trend(self, state: State, histories: Histories, trend: float) -> F32:
+        """Popularity of late, for whoever has no history; for others as much of it as was chosen."""
+        weight = np.where(histories.items.lengths > 0, trend, 1.0).astype(np.float32)
+        return np.asarray(weight[:, None] * state["recent"])
+
+    def shares(self, state: State, history: Histories, item: int) -> Scores:
+        """What an event weighs now times B_s, and taste times B_e; the trend is nobody's."""
+        places = state["inputs"][history.items.values]
+        known, found = places >= 0, np.zeros(places.size, np.float32)
+        if history.times is not None:
+            column = _column(state["basis"], state["sequence"][0], places[known], item)
+            found[known] = self._weights(state, history, 0)[known] * column
+        if (place := state["inputs"][item]) >= 0:
+            size = np.sqrt(max(history.items.unique().lengths[0], 1))
+            column = _column(state["taste_basis"], state["co"], places[known], place)
+            found[known] += state["taste"][0] / size * column
+        return found
+
+    def vectors(self, state: State) -> npt.NDArray[np.floating]:
+        """How each item is predicted from what goes with it; items that predict nothing have zeros."""
+        inputs = state["inputs"]
+        found = np.zeros((inputs.size, state["co"].shape[0]), np.float32)
+        found[inputs >= 0] = state["co"].T
+        return found
+
+
+def _rows(places: Any, rows: Any, weights: Any, users: int, state: State) -> Any:
+    """Histories as a matrix of users x items that predict."""
+    from scipy import sparse
+
+    near = (weights > 0) & (places >= 0)
+    shape = (users, int(state["inputs"].max(initial=-1)) + 1)
+    return sparse.csr_array((weights[near].astype(np.float32), (rows[near], places[near])), shape=shape)
+
+
+def _within(rows: Any, basis: F32) -> Any:
+    """Rows in a factored form's basis; in the full form as they are."""
+    return rows @ basis if basis.size else rows
+
+
+def _column(basis: F32, weights: F32, places: Any, item: int) -> F32:
+    """What some of the items that predict say about one item: rows of a factored product, or of a matrix."""
+    return np.asarray(basis[places] @ weights[:, item] if basis.size else weights[places, item])
+
+
+METHODS = (
+    Entry(
+        "mosaic",
+        "Next items by sums over clients, in one round: order, taste and trend",
+        "ours; docs/mosaic.md",
+        Mosaic,
+    ),
+)
