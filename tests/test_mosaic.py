@@ -23,6 +23,8 @@ from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import evaluate
 from fedmosaic.methods.closed_form import ClosedForm, State, fit, total
 from fedmosaic.methods.ease import EASE
+from fedmosaic.methods.mosaic.features import drawn
+from fedmosaic.methods.mosaic.lifts import lift_events, lift_next
 from fedmosaic.methods.mosaic.method import Mosaic
 from fedmosaic.methods.mosaic.pairs import add_pairs, next_weights
 from fedmosaic.methods.mosaic.scans import project, project_together
@@ -87,6 +89,49 @@ def test_projected_sums_are_those_of_the_definition(
     np.testing.assert_allclose(both, np.outer(r, r) @ basis, atol=1e-5)
 
 
+def features_by_definition(items: list[int], times: list[int], vectors: Any, drawn: Any, next_moment: bool) -> Any:
+    """Features of what stands before every event, or before an item that comes next at a moment of its own."""
+    coordinates, signs, bias = drawn
+    moments = np.unique(times, return_inverse=True)[1].astype(float)
+    tau = moments / 3.0 + np.array([np.flatnonzero(moments == s).mean() for s in moments]) / 30.0
+    asked = [(len(items), (moments.max() + 1) / 3.0 + len(items) / 30.0)] if next_moment else list(enumerate(tau))
+    found = []
+    for t, now in asked:
+        blocks = []
+        for fall in (1.0, 4.0, 0.0):
+            block = np.zeros(vectors.shape[1])
+            for p, item in enumerate(items):
+                weight = 0.5 if t < len(items) and times[p] == times[t] else np.exp(-fall * (now - tau[p]))
+                block += (p != t and tau[p] <= now) * weight * vectors[item]
+            blocks.append(block / max(np.linalg.norm(block), 1e-30))
+        z = np.concatenate(blocks)
+        raw = 8 * (bias + (signs * z[coordinates]).sum(axis=1))
+        found.append(np.clip(np.floor(raw), 0, 31) * (np.abs(z).sum() > 0))
+    return np.array(found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(histories().filter(lambda one: len(one[0]) > 0))
+def test_features_and_their_sums_are_those_of_the_definition(one: tuple[list[int], list[int]]) -> None:
+    items, times = one
+    vectors = np.random.default_rng(1).standard_normal((ITEMS, 3), dtype=np.float32)
+    picked, decay = drawn(20, 3), np.array([3.0, 30.0])
+    history, offsets, when = np.array(items, np.int32), np.array([0, len(items)]), np.array(times, np.int64)
+    found, last = np.zeros((len(items), 20), np.float32), np.zeros((1, 20), np.float32)
+    cross, answers = np.zeros((ITEMS, 20)), np.zeros((ITEMS, 20))
+    inputs = np.arange(ITEMS, dtype=np.int32)
+    lift_events(history, offsets, when, decay, inputs, vectors, picked, found, (cross, answers))
+    lift_next(history, offsets, when, decay, inputs, vectors, picked, last)
+    expected = features_by_definition(items, times, vectors, picked, False)
+    assert np.abs(found - expected).max() <= 1, "a number at the edge of a step may fall on either side"
+    assert (found != expected).mean() < 0.02
+    assert np.abs(last - features_by_definition(items, times, vectors, picked, True)).max() <= 1
+    one_hot = np.eye(ITEMS)[items]
+    np.testing.assert_array_equal(answers, one_hot.T @ found)
+    _, c = by_definition(items, times, 3.0, 30.0)
+    np.testing.assert_allclose(cross, c[:, items] @ found, atol=0.2)  # items are distinct: a column of C is x_t
+
+
 def test_the_next_item_is_asked_for_as_it_was_trained() -> None:
     """Weights of a query are those of x_t for an event behind all others, at a moment of its own."""
     out, times = np.empty(4), np.array([3, 3, 7, 9])
@@ -120,18 +165,20 @@ def trained(form: ClosedForm, data: TrainingSet) -> State:
     return state
 
 
-def sums_of(form: Mosaic, held: Histories, chunk: int) -> Any:
-    """What the server has after both sums."""
+def sums_of(form: Mosaic, held: Histories, chunk: int) -> list[Any]:
+    """What the server has after every sum."""
     state: State = {**form.init(held.n_items, 0), "clock": np.array([30.0, 30.0])}
-    first = total(form, state, held, chunk)
-    state = form.apply(state, first)
-    return first, total(form, state, held, chunk)
+    found = []
+    while not form.done(state):
+        found.append(total(form, state, held, chunk))
+        state = form.apply(state, {name: value.copy() for name, value in found[-1].items()})
+    return found
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-@pytest.mark.parametrize("rank", [None, 5])
-def test_the_sum_over_devices_is_the_central_one_to_the_bit(rank: int | None, chunk: int, shop: Split) -> None:
-    form, held = Mosaic(rank=rank, rounds=2), shop.held("train")
+@pytest.mark.parametrize("given_", [{"rank": None, "rounds": 2}, {"rank": 5, "rounds": 2}, {"features": 9}])
+def test_the_sum_over_devices_is_the_central_one_to_the_bit(given_: Any, chunk: int, shop: Split) -> None:
+    form, held = Mosaic(**given_), shop.held("train")
     for central, federated in zip(sums_of(form, held, len(held)), sums_of(form, held, chunk), strict=True):
         assert set(central) == set(federated)
         for name, value in central.items():
@@ -176,9 +223,59 @@ def test_a_large_catalogue_is_factored_and_says_nothing_of_pairs(shop: Split, mo
     monkeypatch.setattr("fedmosaic.methods.mosaic.method.LARGEST", 1000)
     monkeypatch.setattr("fedmosaic.methods.mosaic.method.RANK", 6)
     model = FederatedRecommender("mosaic").fit(shop)
-    sizes = {name: array.shape for name, array in model.state_.items() if array.ndim > 1}
+    sizes = {name: array.shape for name, array in model.state_.items() if array.ndim > 1 and array.size}
     assert sizes == {"sequence": (1, 6, 40), "basis": (40, 6), "co": (6, 40), "taste_basis": (40, 6)}
     assert model.recommend(3, k=2)["item"].to_list()
+
+
+def test_features_learn_what_no_single_event_tells(tmp_path: Path) -> None:
+    """After a and b comes one item, after a alone or b alone another: a sum of what each says cannot tell."""
+    rng, rows = np.random.default_rng(0), []
+    for user in range(600):
+        a, b = rng.integers(0, 2, 2)
+        walk = [int(rng.integers(8, 16)), 2 + int(a), 4 + int(b), 6 + int(a ^ b)]
+        rows += [
+            (user, item, when) for when, item in enumerate([*walk, *rng.permutation(np.arange(16, 22))[:2].tolist()])
+        ]
+    frame = pl.DataFrame(rows, schema=["user", "item", "when"], orient="row")
+    split = leave_one_out(Interactions.from_frame(frame, time="when"))
+    data = training_set(split, "strict")
+    position = {item: split.interactions.items.positions([item])[0] for item in range(2, 8)}
+    asked = [[position[2 + a], position[4 + b]] for a, b in itertools.product((0, 1), repeat=2)]
+    query = Histories(Ragged.from_rows(asked), split.n_items, np.tile(np.array([1, 2]), 4))
+    gaps = {}
+    for features in (0, 200):
+        form = Mosaic(features=features, lam=1.0, auto=False, window=3.0, taste=0.0)
+        found = form.scores(trained(form, data), query)
+        sign = np.array([1, -1, -1, 1])
+        gaps[features] = float((sign * (found[:, position[6]] - found[:, position[7]])).min())
+    assert gaps[0] < 0.05
+    assert gaps[200] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [({"rank": 5}, "leave rank= out"), ({"epsilon": 1.0}, "leave epsilon= out"), ({"rounds": 2}, "three rounds")],
+)
+def test_features_refuse_what_they_do_not_go_with(given_: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        entry("mosaic").build({"features": 100, **given_})
+
+
+def test_features_of_a_catalogue_that_is_too_large_are_refused(shop: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmosaic.methods.mosaic.method.LARGEST", 1000)
+    with pytest.raises(SettingsError, match="fewer features"):
+        FederatedRecommender("mosaic", features=50).fit(shop)
+
+
+def test_features_are_left_out_where_validation_does_not_want_them(shop: Split) -> None:
+    model = FederatedRecommender("mosaic", features=30, lam=5.0).fit(shop)
+    assert model.state_["sequence"].shape[0] == model.state_["windows"].size == 1
+    if model.state_["lifted"].size:
+        with pytest.raises(SettingsError, match="none has a share of its own"):
+            model.explain(3, model.recommend(3, k=1)["item"][0])
+    random = FederatedRecommender("mosaic", features=30, lam=1e9, taste_lam=5.0).fit(shop)
+    assert random.recommend(3, k=2)["item"].to_list()
 
 
 def test_without_times_the_ranking_is_that_of_ease(shop: Split) -> None:

@@ -154,7 +154,10 @@ def train(
         return
     for step in steps(method, data, seed, begun, None if validation is None else validation.query):
         last, found, better = step.round == method.rounds or _ended(method, step.state), None, False
-        if last and judge is not None and isinstance(method, Chooses):
+        if judge is not None and isinstance(method, Chooses):
+            if not last:  # there is nothing to judge before it has chosen
+                yield Seen(step, None, best, rose, False, False)
+                continue
             chosen = method.choose(data, step.state, judge.split.validation)
             step = replace(step, state=chosen, answers=None)
         if judge is None:

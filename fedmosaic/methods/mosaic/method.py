@@ -10,7 +10,8 @@ before an event to the event, by ridge regression; B_e is EASE. Both need nothin
 
 so one secure sum trains it (after a small one that counts events per item), a new user needs no training, and a
 device scores from its own history. Where the sums would not fit, the same follows from r numbers per item in a few more
-rounds (`factored.py`). How a weight falls: by e in `window` moments and by e in `events` events; events of
+rounds (`factored.py`). For large data `features=` adds one more sum, with which events of a history speak together
+(`features.py`). How a weight falls: by e in `window` moments and by e in `events` events; events of
 one time are one moment, and their order among themselves is not known, so that sums are means over all orders they can
 have. Without times B_s is left out, and the ranking is that of EASE.
 
@@ -28,14 +29,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import Scores, State, Statistics
-from fedmosaic.methods.mosaic import factored, full, private
+from fedmosaic.methods.mosaic import factored, features, full, private
 from fedmosaic.methods.private_release import PrivateRelease
 
 F32 = npt.NDArray[np.float32]
@@ -67,8 +69,23 @@ class Mosaic(PrivateRelease):
     rank: int | None = Field(
         default=None, ge=1, description=f"numbers per item; not said: one per pair where sums fit, else {RANK}"
     )
+    features: int = Field(
+        default=0,
+        ge=0,
+        description="random features of histories as further inputs, one more sum; 1000 to 3000 pay "
+        "for themselves from about a million events on",
+    )
     most: int = Field(default=400, ge=2, description="items that predict others under an epsilon")
     auto: bool = Field(default=True, description="choose window, taste and trend, where not given, by validation")
+
+    @model_validator(mode="after")
+    def _features_are_of_the_full_form(self) -> Mosaic:
+        other = "rank" if self.rank is not None else "epsilon" if self.epsilon is not None else None
+        if self.features and other is not None:
+            raise ValueError(f"features= needs the full form without noise; leave {other}= out, or features=")
+        if self.features and self.rounds < 3:
+            raise ValueError("features= takes three rounds")
+        return self
 
     def init(self, n_items: int, seed: int) -> State:
         """Nothing is known."""
@@ -82,7 +99,11 @@ class Mosaic(PrivateRelease):
             "events": np.zeros(n_items),
             "recent": np.zeros(n_items, np.float32),
             "clock": np.zeros(2),
-            "windows": np.array(self._windows),
+            "windows": np.array(self._windows),  # of every candidate
+            "vectors": np.zeros((0, 0), np.float32),  # of items, that features read
+            "lifted": np.zeros((0, n_items), np.float32),  # weights of features, of the last candidate
+            "before": np.zeros((0, 0), np.float32),  # sums that the features' round needs again
+            "after": np.zeros((0, 0), np.float32),
             "taste": np.array([self.taste]),
             "trend": np.array([self.trend]),
         }
@@ -107,12 +128,13 @@ class Mosaic(PrivateRelease):
         return state
 
     def done(self, state: State) -> bool:
-        """The full form has its sums after two rounds, a factored one after all."""
+        """The full form has its sums after two rounds, with features after three, a factored one after all."""
         return self._last(state, 0)
 
     def _last(self, state: State, ahead: int) -> bool:
         """Whether a round ahead of this state would be the last."""
-        return int(state["stage"][0]) + ahead >= (self.rounds if state["taste_basis"].size else 2)
+        needed = self.rounds if state["taste_basis"].size else 3 if self.features else 2
+        return int(state["stage"][0]) + ahead >= needed
 
     def statistics(self, state: State, histories: Histories) -> Statistics:
         """First events per item, and those of late; then what the form needs."""
@@ -122,6 +144,8 @@ class Mosaic(PrivateRelease):
             return self._counts(state, histories)
         if state["taste_basis"].size:
             return factored.sums(state, histories, self.events, last=self._last(state, 1))
+        if state["vectors"].size:
+            return features.sums(state, histories, self.events, self.features)
         return full.sums(state, histories, self.events)
 
     def _counts(self, state: State, histories: Histories) -> Statistics:
@@ -145,8 +169,11 @@ class Mosaic(PrivateRelease):
             return private.solved(state, total, self.deviation(1 - private.COUNTS))
         if "events" in total:
             return self._begun(state, total)
+        if "features" in total:
+            return features.solved(state, total, self.lam)
         if not state["taste_basis"].size:
-            return full.solved(state, total, self.lam, self.taste_lam)
+            begun = features.begun(state, total) if self.features else state
+            return full.solved(begun, total, self.lam, self.taste_lam)
         if not self.done(state):
             return factored.better_bases(state, total)
         return factored.solved(state, total, self.lam, self.taste_lam)
@@ -162,8 +189,13 @@ class Mosaic(PrivateRelease):
             "events": total["events"],
             "recent": (total["late"] / max(total["late"].max(), 1e-9)).astype(np.float32),
         }
-        if self.rank is None and 8 * k * (windows * (k + m) + k) <= LARGEST:
+        if self.rank is None and 8 * (k + self.features) * (windows * (k + self.features + m) + k) <= LARGEST:
             return state
+        if self.features:
+            raise SettingsError(
+                f"features= stands beside sums of pairs of items, and those of {m:,} items with {self.features:,} "
+                f"features would take over {LARGEST >> 30} GiB; use fewer features, or none"
+            )
         return factored.first_bases(state, self.rank or RANK)
 
     def budget_share(self, round: int) -> float:
@@ -183,10 +215,12 @@ class Mosaic(PrivateRelease):
         tried = [(w, taste, self.trend) for w in sized for taste in tastes]
         best = self._best(data, state, held_out, users, tried)
         window, taste, trend = self._best(data, state, held_out, users, [(*best[:2], trend) for trend in trends])
+        featured = state["lifted"].size > 0 and window == state["windows"].size - 1
         return {
             **state,
             "sequence": state["sequence"][window : window + 1],
             "windows": state["windows"][window : window + 1],
+            "lifted": state["lifted"] if featured else state["lifted"][:0],
             "taste": np.array([taste]),
             "trend": np.array([trend]),
         }
@@ -212,15 +246,20 @@ class Mosaic(PrivateRelease):
         """The three terms; a user without a history has the trend alone."""
         taste = np.float32(state["taste"][0]) * self._taste(state, histories)
         trend = self._trend(state, histories, float(state["trend"][0]))
-        return self._sequence(state, histories, 0) + taste + trend
+        return (
+            self._sequence(state, histories, state["windows"].size - 1 if state["lifted"].size else 0) + taste + trend
+        )
 
     def _sequence(self, state: State, histories: Histories, window: int) -> F32:
-        """x_u B_s."""
+        """x_u B_s; the last candidate has features, where there are any."""
         if histories.times is None or not state["sequence"].size:
             return np.zeros((len(histories), histories.n_items), np.float32)
         weights = self._weights(state, histories, window)
         x = _rows(state["inputs"][histories.items.values], histories.items.rows, weights, len(histories), state)
-        return np.asarray(_within(x, state["basis"]) @ state["sequence"][window])
+        found = np.asarray(_within(x, state["basis"]) @ state["sequence"][window])
+        if state["lifted"].size and window == state["windows"].size - 1:
+            found += features.scores(state, histories, self.events)
+        return found
 
     def _weights(self, state: State, histories: Histories, window: int) -> Any:
         """What every event weighs for the item that comes next."""
@@ -249,6 +288,8 @@ class Mosaic(PrivateRelease):
 
     def shares(self, state: State, history: Histories, item: int) -> Scores:
         """What an event weighs now times B_s, and taste times B_e; the trend is nobody's."""
+        if state["lifted"].size:
+            raise SettingsError("with features= events speak together, and none has a share of its own; use features=0")
         places = state["inputs"][history.items.values]
         known, found = places >= 0, np.zeros(places.size, np.float32)
         if history.times is not None:
