@@ -23,6 +23,7 @@ from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import evaluate
 from fedmosaic.methods.closed_form import ClosedForm, State, fit, total
 from fedmosaic.methods.ease import EASE
+from fedmosaic.methods.mosaic import gate
 from fedmosaic.methods.mosaic.features import drawn
 from fedmosaic.methods.mosaic.lifts import lift_events, lift_next
 from fedmosaic.methods.mosaic.method import Mosaic
@@ -264,8 +265,45 @@ def test_features_refuse_what_they_do_not_go_with(given_: Any, said: str) -> Non
 
 def test_features_of_a_catalogue_that_is_too_large_are_refused(shop: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedmosaic.methods.mosaic.method.LARGEST", 1000)
-    with pytest.raises(SettingsError, match="fewer features"):
+    with pytest.raises(SettingsError, match="use fewer"):
         FederatedRecommender("mosaic", features=50).fit(shop)
+
+
+def test_the_gate_asks_a_model_that_never_saw_the_client(shop: Split) -> None:
+    data, form = training_set(shop, "strict"), Mosaic(lam=5.0, taste_lam=5.0, folds=3)
+    state = trained(form, data)
+    folds = gate.folds_of(data.held, 3)
+    assert set(folds.tolist()) == {0, 1, 2}
+    for fold in range(3):
+        others = np.flatnonzero(folds != fold)
+        plain, counted = Mosaic(lam=5.0, taste_lam=5.0), {**state, "stage": np.ones(1, np.int64)}
+        alone = plain.apply(counted, plain.statistics(counted, data.held.take(others)))
+        np.testing.assert_allclose(state["fold_sequence"][fold], alone["sequence"], atol=1e-5)
+        np.testing.assert_allclose(state["fold_co"][fold], alone["co"], atol=1e-5)
+    longer = data.held.followed_by(shop.held("validation"))
+    assert gate.folds_of(longer, 3).tolist() == folds.tolist(), "a fold stays as a history grows"
+
+
+def test_the_gate_takes_what_answered_the_clients_own_past(shop: Split) -> None:
+    model = FederatedRecommender("mosaic", lam=5.0, taste_lam=5.0, folds=3).fit(shop)
+    form, state, held = model.method_, model.state_, training_set(shop, "strict").held
+    assert isinstance(form, Mosaic)
+    tried = [(int(w), float(t), float(r)) for w, t, r in state["tried"]]
+    chosen = gate.own(form, state, held)
+    for user in (0, 5, 77):
+        fold = int(gate.folds_of(held, 3)[user])
+        unseen = {**state, "sequence": state["fold_sequence"][fold], "co": state["fold_co"][fold]}
+        own, gains = held.take(np.array([user])), 50.0 * state["prior"]
+        for t in range(max(1, own.items.values.size - 10), own.items.values.size):
+            assert own.times is not None
+            before = Histories(Ragged.from_rows([own.items.values[:t].tolist()]), shop.n_items, own.times[:t])
+            event = Ragged.from_rows([[int(own.items.values[t])]])
+            gains = gains + form.judged(unseen, before, event, tried, shop.n_items)[0]
+        assert chosen[user].tolist() == list(tried[int(np.argmax(gains))])
+    first = model.recommend(3, k=1).row(0, named=True)
+    assert abs(model.explain(3, first["item"])["share"].sum() - first["score"]) < 1e-4
+    with pytest.raises(SettingsError, match="at least 2"):
+        entry("mosaic").build({"folds": 1})
 
 
 def test_features_are_left_out_where_validation_does_not_want_them(shop: Split) -> None:

@@ -25,6 +25,7 @@ WWW 2021).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,10 +38,11 @@ from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import Scores, State, Statistics
-from fedmosaic.methods.mosaic import factored, features, full, private
+from fedmosaic.methods.mosaic import factored, features, full, gate, private
 from fedmosaic.methods.private_release import PrivateRelease
 
 F32 = npt.NDArray[np.float32]
+Candidate = tuple[int, float, float]  # place of a window, taste, trend
 LARGEST = 4 << 30  # bytes of the full form's sums: about 10,000 items
 RANK = 256  # beyond that
 WINDOWS = (3.0, 10.0)
@@ -75,14 +77,24 @@ class Mosaic(PrivateRelease):
         description="random features of histories as further inputs, one more sum; 1000 to 3000 pay "
         "for themselves from about a million events on",
     )
+    folds: int = Field(
+        default=0,
+        ge=0,
+        description="models for the private gate, each unseen by a part of the clients; 0: no gate, "
+        "all have the weights that suit most; 4 are enough",
+    )
     most: int = Field(default=400, ge=2, description="items that predict others under an epsilon")
     auto: bool = Field(default=True, description="choose window, taste and trend, where not given, by validation")
 
     @model_validator(mode="after")
-    def _features_are_of_the_full_form(self) -> Mosaic:
-        other = "rank" if self.rank is not None else "epsilon" if self.epsilon is not None else None
-        if self.features and other is not None:
-            raise ValueError(f"features= needs the full form without noise; leave {other}= out, or features=")
+    def _additions_are_of_the_full_form(self) -> Mosaic:
+        wants = "features" if self.features else "folds" if self.folds else None
+        given = {"rank": self.rank, "epsilon": self.epsilon, "folds": self.folds if self.features else None}
+        other = next((name for name, value in given.items() if value), None)
+        if wants and other:
+            raise ValueError(f"{wants}= needs the full form without noise; leave {other}= out, or {wants}=")
+        if self.folds == 1:
+            raise ValueError("one fold leaves nobody who has not seen it; folds= are at least 2")
         if self.features and self.rounds < 3:
             raise ValueError("features= takes three rounds")
         return self
@@ -102,6 +114,10 @@ class Mosaic(PrivateRelease):
             "windows": np.array(self._windows),  # of every candidate
             "vectors": np.zeros((0, 0), np.float32),  # of items, that features read
             "lifted": np.zeros((0, n_items), np.float32),  # weights of features, of the last candidate
+            "fold_sequence": np.zeros((0, len(self._windows), 0, n_items), np.float32),  # of the private gate
+            "fold_co": np.zeros((0, 0, 0), np.float32),
+            "tried": np.zeros((0, 3)),  # its candidates: window, taste, trend
+            "prior": np.zeros(0),  # and how good they are for everybody
             "before": np.zeros((0, 0), np.float32),  # sums that the features' round needs again
             "after": np.zeros((0, 0), np.float32),
             "taste": np.array([self.taste]),
@@ -146,6 +162,8 @@ class Mosaic(PrivateRelease):
             return factored.sums(state, histories, self.events, last=self._last(state, 1))
         if state["vectors"].size:
             return features.sums(state, histories, self.events, self.features)
+        if self.folds:
+            return gate.sums(state, histories, self.events, self.folds)
         return full.sums(state, histories, self.events)
 
     def _counts(self, state: State, histories: Histories) -> Statistics:
@@ -171,6 +189,8 @@ class Mosaic(PrivateRelease):
             return self._begun(state, total)
         if "features" in total:
             return features.solved(state, total, self.lam)
+        if self.folds:
+            return gate.solved(state, total, self.lam, self.taste_lam)
         if not state["taste_basis"].size:
             begun = features.begun(state, total) if self.features else state
             return full.solved(begun, total, self.lam, self.taste_lam)
@@ -189,12 +209,14 @@ class Mosaic(PrivateRelease):
             "events": total["events"],
             "recent": (total["late"] / max(total["late"].max(), 1e-9)).astype(np.float32),
         }
-        if self.rank is None and 8 * (k + self.features) * (windows * (k + self.features + m) + k) <= LARGEST:
+        size = 8 * (k + self.features) * (windows * (k + self.features + m) + k) * max(self.folds, 1)
+        if self.rank is None and size <= LARGEST:
             return state
-        if self.features:
+        if self.features or self.folds:
+            name = "features" if self.features else "folds"
             raise SettingsError(
-                f"features= stands beside sums of pairs of items, and those of {m:,} items with {self.features:,} "
-                f"features would take over {LARGEST >> 30} GiB; use fewer features, or none"
+                f"{name}= stands beside sums of pairs of items, and those of {m:,} items would take "
+                f"{size / 2**30:.1f} GiB with {name}={getattr(self, name)} (limit {LARGEST / 2**30:.3g}); use fewer"
             )
         return factored.first_bases(state, self.rank or RANK)
 
@@ -205,52 +227,66 @@ class Mosaic(PrivateRelease):
     def choose(self, data: TrainingSet, state: State, held_out: Ragged) -> State:
         """The weights under which the devices' held-out items have the best NDCG@10, all items ranked.
 
-        Window and taste first, then the trend: two sums of a few scores.
+        Window and taste first, then the trend: two sums of a few scores; a third says how good each of them is, where
+        devices choose for themselves.
         """
         users = np.flatnonzero(held_out.lengths > 0)
         users = users[:: -(-users.size // CHOOSERS)] if users.size else users
         tastes = self._candidates("taste", TASTES)
         trends = self._candidates("trend", TRENDS) if state["clock"][1] else (self.trend,)  # none without times
-        sized = range(state["windows"].size)
-        tried = [(w, taste, self.trend) for w in sized for taste in tastes]
-        best = self._best(data, state, held_out, users, tried)
-        window, taste, trend = self._best(data, state, held_out, users, [(*best[:2], trend) for trend in trends])
+        places = range(state["windows"].size)
+
+        def gains(tried: list[Candidate], cut: int = 10) -> npt.NDArray[np.float64]:
+            found = np.zeros(len(tried))
+            for begin in range(0, users.size, USERS_AT_ONCE) if len(tried) > 1 else ():
+                some = users[begin : begin + USERS_AT_ONCE]
+                found += self.judged(state, data.held.take(some), held_out.take(some), tried, cut).sum(axis=0)
+            return found
+
+        tried = [(window, taste, self.trend) for window in places for taste in tastes]
+        window, taste, _ = tried[int(np.argmax(gains(tried)))]  # the first of equals
+        tried = [(window, taste, trend) for trend in trends]
+        trend = tried[int(np.argmax(gains(tried)))][2]
+        chosen = {**state, "taste": np.array([taste]), "trend": np.array([trend])}
+        if self.folds:
+            every = [(w, t, trend) for w in places for t in tastes]
+            prior = gains(every, data.n_items) / max(users.size, 1)
+            return {**chosen, "tried": np.array(every), "prior": prior}
         featured = state["lifted"].size > 0 and window == state["windows"].size - 1
         return {
-            **state,
+            **chosen,
             "sequence": state["sequence"][window : window + 1],
             "windows": state["windows"][window : window + 1],
             "lifted": state["lifted"] if featured else state["lifted"][:0],
-            "taste": np.array([taste]),
-            "trend": np.array([trend]),
         }
 
-    def _best(
-        self, data: TrainingSet, state: State, held_out: Ragged, users: Any, tried: list[tuple[int, float, float]]
-    ) -> tuple[int, float, float]:
-        """The one of some (window, taste, trend) with the best sum of scores over users; the first of equals."""
+    def judged(
+        self, state: State, held: Histories, events: Ragged, tried: Sequence[Candidate], cut: int
+    ) -> npt.NDArray[np.float64]:
+        """NDCG at a cut of what came after every history, under every candidate."""
         from fedmosaic.evaluation.evaluate import rank_unseen
 
-        gains = np.zeros(len(tried))
-        for begin in range(0, users.size, USERS_AT_ONCE) if len(tried) > 1 else ():
-            some = users[begin : begin + USERS_AT_ONCE]
-            held = data.held.take(some)
-            taste = self._taste(state, held)
-            sequences = {w: self._sequence(state, held, w) for w in {w for w, _, _ in tried}}
-            for at, (w, weight, trend) in enumerate(tried):
-                scores = sequences[w] + np.float32(weight) * taste + self._trend(state, held, trend)
-                gains[at] += rank_unseen(scores, held_out.take(some), held.items).per_user("ndcg", 10).sum()
-        return tried[int(np.argmax(gains))]
+        taste = self.taste_scores(state, held)
+        orders = {w: self.order_scores(state, held, w) for w in {w for w, _, _ in tried}}
+        found = np.empty((len(held), len(tried)))
+        for at, (window, weight, trend) in enumerate(tried):
+            scores = orders[window] + np.float32(weight) * taste + self.trend_scores(state, held, trend)
+            found[:, at] = rank_unseen(scores, events, held.items).per_user("ndcg", cut)
+        return found
 
     def scores(self, state: State, histories: Histories) -> Scores:
         """The three terms; a user without a history has the trend alone."""
-        taste = np.float32(state["taste"][0]) * self._taste(state, histories)
-        trend = self._trend(state, histories, float(state["trend"][0]))
-        return (
-            self._sequence(state, histories, state["windows"].size - 1 if state["lifted"].size else 0) + taste + trend
-        )
+        if state["tried"].size:
+            return gate.scores(self, state, histories)
+        order = self.order_scores(state, histories, self._place(state))
+        taste = np.float32(state["taste"][0]) * self.taste_scores(state, histories)
+        return order + taste + self.trend_scores(state, histories, state["trend"])
 
-    def _sequence(self, state: State, histories: Histories, window: int) -> F32:
+    def _place(self, state: State) -> int:
+        """Which candidate answers where none was chosen: the first window, with features if there are any."""
+        return state["windows"].size - 1 if state["lifted"].size else 0
+
+    def order_scores(self, state: State, histories: Histories, window: int) -> F32:
         """x_u B_s; the last candidate has features, where there are any."""
         if histories.times is None or not state["sequence"].size:
             return np.zeros((len(histories), histories.n_items), np.float32)
@@ -270,7 +306,7 @@ class Mosaic(PrivateRelease):
         next_weights(histories.items.offsets, histories.times, decay, weights)
         return weights
 
-    def _taste(self, state: State, histories: Histories) -> F32:
+    def taste_scores(self, state: State, histories: Histories) -> F32:
         """r_u B_e / sqrt|r_u|."""
         found = np.zeros((len(histories), histories.n_items), np.float32)
         if not state["co"].size:
@@ -281,8 +317,8 @@ class Mosaic(PrivateRelease):
         found[:, state["inputs"] >= 0] = np.asarray(_within(r, state["taste_basis"]) @ state["co"])
         return found
 
-    def _trend(self, state: State, histories: Histories, trend: float) -> F32:
-        """Popularity of late, for whoever has no history; for others as much of it as was chosen."""
+    def trend_scores(self, state: State, histories: Histories, trend: Any) -> F32:
+        """Popularity of late, for whoever has no history; for others as much of it as was chosen, by all or by each."""
         weight = np.where(histories.items.lengths > 0, trend, 1.0).astype(np.float32)
         return np.asarray(weight[:, None] * state["recent"])
 
@@ -290,15 +326,18 @@ class Mosaic(PrivateRelease):
         """What an event weighs now times B_s, and taste times B_e; the trend is nobody's."""
         if state["lifted"].size:
             raise SettingsError("with features= events speak together, and none has a share of its own; use features=0")
+        window, taste = self._place(state), state["taste"][0]
+        if state["tried"].size:
+            window, taste, _ = gate.own(self, state, history)[0]
         places = state["inputs"][history.items.values]
         known, found = places >= 0, np.zeros(places.size, np.float32)
         if history.times is not None:
-            column = _column(state["basis"], state["sequence"][0], places[known], item)
-            found[known] = self._weights(state, history, 0)[known] * column
+            column = _column(state["basis"], state["sequence"][int(window)], places[known], item)
+            found[known] = self._weights(state, history, int(window))[known] * column
         if (place := state["inputs"][item]) >= 0:
             size = np.sqrt(max(history.items.unique().lengths[0], 1))
             column = _column(state["taste_basis"], state["co"], places[known], place)
-            found[known] += state["taste"][0] / size * column
+            found[known] += taste / size * column
         return found
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
