@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +87,17 @@ def test_the_sum_that_is_noised_is_the_sum_over_devices() -> None:
     state = form.apply(form.init(ITEMS, 0), {"events": np.ones(ITEMS)})
     central, federated = (total(form, state, held, size) for size in (len(held), 1))
     assert np.array_equal(central["after"], federated["after"])
+
+
+def test_every_epsilon_is_printed_with_what_it_means(tmp_path: Path) -> None:
+    frame = walk(60)
+    lines = [f"{u},{i},{t}" for u, i, t in zip(frame.user, frame.item, frame.time, strict=True)]  # type: ignore[arg-type]
+    (tmp_path / "walk.csv").write_text("user,item,when\n" + "\n".join(lines) + "\n")
+    given_ = ("run", "mosaic", str(tmp_path / "walk.csv"), "time=when", "-q")
+    said = run_command(*given_, "epsilon=2", "--out", str(tmp_path / "private")).out
+    assert "privacy: epsilon 2, delta 1e-05, user level" in said
+    assert "trusted with the sums" in said
+    assert "privacy:" not in run_command(*given_, "--out", str(tmp_path / "plain")).out
 
 
 def test_without_an_accountant_an_epsilon_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,11 @@ class PrivateRelease(ClosedForm):
         if self.epsilon is not None:
             release.check_accountant()
 
+    @property
+    def promise(self) -> str | None:
+        """What the epsilon means."""
+        return None if self.epsilon is None else release.statement(self.epsilon, self.delta)
+
     def budget_share(self, round: int) -> float:
         """Share of the budget that a round's sum takes."""
         return 1.0

@@ -70,6 +70,8 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
         f"cost: {cost['seconds']:.2f} s, {cost['cpu_seconds']:.2f} CPU s, peak {cost['peak_mb']:.0f} MB; "
         f"per client and round {cost['bytes_up']:,} bytes up, {cost['bytes_down']:,} down"
     )
+    if "privacy" in summary:
+        out.print(f"privacy: {summary['privacy']}", markup=False)
     out.print(f"run folder: {summary['run']}", markup=False)
 
 

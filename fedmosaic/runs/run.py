@@ -35,7 +35,7 @@ from fedmosaic.engines.federation import Federation
 from fedmosaic.evaluation.spectrum import table_summary
 from fedmosaic.core.files import load_tensors, read_json, save_tensors, write_json
 from fedmosaic.training.loop import Begun, OnRound, Validation, train
-from fedmosaic.training.method import Method
+from fedmosaic.training.method import Method, Promises
 from fedmosaic.data.training_set import TrainingSet
 
 CHECKPOINT_SECONDS = 2.0
@@ -138,6 +138,8 @@ def _execute(
     _save_ranks(folder, evaluations["test"])
     _, last = folder.load_state(method, "latest", "previous")
     summary = _summary(folder, settings, setup, evaluations, (at, last)) | _table(method, best)
+    if isinstance(method, Promises) and method.promise is not None:
+        summary["privacy"] = method.promise
     write_json(folder.place / "summary.json", summary)
     return summary
 

@@ -53,6 +53,16 @@ class Ends(Protocol[In]):
         ...
 
 
+@runtime_checkable
+class Promises(Protocol):
+    """A method that can say what privacy its training gives."""
+
+    @property
+    def promise(self) -> str | None:
+        """An epsilon and all that belongs to it, in words; none where nothing is promised."""
+        ...
+
+
 class Method(Protocol[S]):
     """A recommender that learns in rounds."""
 

@@ -341,8 +341,10 @@ class Mosaic(PrivateRelease):
         return found
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
-        """How each item is predicted from what goes with it; items that predict nothing have zeros."""
+        """How each item is predicted: from what goes with it, or, with an epsilon, from what comes before it."""
         inputs = state["inputs"]
+        if not state["co"].size and state["sequence"].size:
+            return np.asarray(state["sequence"][0].T)
         found = np.zeros((inputs.size, state["co"].shape[0]), np.float32)
         found[inputs >= 0] = state["co"].T
         return found
