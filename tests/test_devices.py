@@ -227,6 +227,21 @@ def test_noise_follows_from_a_secret_of_the_device(tmp_path: Path) -> None:
     assert len({s.tobytes() for s in sums}) == 3
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_device_answers_with_the_copy_it_tuned(own: bool, tmp_path: Path) -> None:
+    """Received + sent = tuned; the copy is replayed, so it must be replayed with the draws it was trained with."""
+    data = histories(2)
+    agreement = agreement_of("pfedrec", 30, own_draws=own)
+    server, nodes = make_fleet(tmp_path, agreement, data, [[0], [1]])
+    first = nodes["n0"].federation.start(data, agreement.seed).server.params["item"]
+    coordinator_of(server, nodes, LocalTransport(nodes)).round()
+    node = nodes["n0"]
+    tuned = first + node.answered["item"]
+    user, bias = (node.state.devices.dense(name)[0] for name in ("user", "bias"))
+    found = node.recommender().score(["u0"], [f"i{n}" for n in range(30)])["score"].to_numpy()
+    np.testing.assert_allclose(found, tuned @ user + bias, atol=1e-5)
+
+
 def test_nodes_that_owe_an_answer_are_not_asked_again(tmp_path: Path) -> None:
     data, clock = histories(3), Clock()
     server, nodes = make_fleet(tmp_path, agreement_of("fedmf", 30, deadline=10.0), data, [[0], [1], [2]])

@@ -115,11 +115,12 @@ class Node:
             if {k: meta.get(k) for k in self._binding()} != self._binding():
                 raise ForeignError(f"{file} belongs to another node or federation; put this node's own file back")
             state = FederationState.unpack(self.federation.algorithm, arrays, str(file), memory=False)
+            state = replace(state, secret=meta["secret"])
             return state, {n[7:]: v for n, v in arrays.items() if n.startswith("answer/")}, meta
         fresh = self.federation.start(self.data, self.agreement.seed)
         secret = secrets.randbits(62) | 1 if self.agreement.own_draws else 0
         meta = {"round": 0, "version": WHOLE, "secret": secret, "answer": None, **self._binding()}
-        return replace(fresh, server=ServerState({}, {})), {}, meta
+        return replace(fresh, server=ServerState({}, {}), secret=secret), {}, meta
 
     def _binding(self) -> dict[str, Any]:
         """What a state belongs to: this federation, and these clients of it."""
@@ -165,7 +166,7 @@ class Node:
         known: dict[str, Any] = {}
         works = task.upload or self.meta["round"] == 0  # else it has worked with the others, and takes the outcome
         if works:
-            ctx = Context(task.round, task.seed, self.data.n_items, self.data.n_clients, self.meta["secret"])
+            ctx = Context(task.round, task.seed, self.data.n_items, self.data.n_clients, self.state.secret)
             after, outcome = self.federation.contribute(self.data, after, ctx, self._able(task))
             if task.upload:
                 total = outcome.total

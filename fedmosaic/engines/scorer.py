@@ -65,7 +65,7 @@ class DeviceScorer:
 
     def context(self, number: int) -> Context:
         """What a device knows about a round."""
-        return Context(number, self.state.seed, self.data.n_items, self.data.n_clients)
+        return Context(number, self.state.seed, self.data.n_items, self.data.n_clients, self.state.secret)
 
     def newest(self, number: int) -> Task:
         """A task on the newest state."""
