@@ -286,7 +286,7 @@ class FederationState:
     replay: Replay | None = None
     answers: Array | None = None  # to a query, where tuned copies answered it
     asked: Ragged | None = None  # that query; a state that was read from a file goes on with the query of its run
-    secret: int = 0  # of the device whose state this is: its draws are keyed by it, and a replay needs them; never packed
+    secret: int = 0  # of the device whose state this is: its draws are keyed by it, and a replay needs them
 
     def pack(self) -> dict[str, Array]:
         """As named arrays, for a file."""
