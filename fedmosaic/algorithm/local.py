@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedmosaic.core import keys
 from fedmosaic.core.errors import SettingsError, one_of
+from fedmosaic.core.secret import DeviceSecret, Stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,14 +32,17 @@ class Context:
     seed: int
     n_items: int
     n_clients: int
-    secret: int = 0  # of a device that keeps its draws to itself; 0: they follow from the seed alone
+    secret: DeviceSecret | None = None  # of a device that keeps its draws to itself; none: they follow from the seed
+    table: str = ""  # digest of the parameters received, where there is a secret
 
     @property
     def own_seed(self) -> int:
-        """What a device's own draws (negatives, order, noise) are keyed by."""
-        if not self.secret:
-            return self.seed
-        return int(keys.fold(keys.words(self.seed), keys.words(self.secret)).astype(np.int64)[0])
+        """What a client's fast draws (negatives, order of examples) are keyed by, and in simulations its noise, too."""
+        return self.seed if self.secret is None else self.secret.seed(self.round)
+
+    def noise(self, *labels: str | int) -> Stream | None:
+        """A device's stream for noise in this round on this table; none in a simulation, which draws faster."""
+        return None if self.secret is None else self.secret.stream("noise", self.round, self.table, *labels)
 
 
 Schedule = float | Callable[[Context], float]  # a number is a constant schedule

@@ -1,4 +1,7 @@
-"""Randomness as a function: every draw is a hash of (seed, round, client, purpose, counter).
+"""Randomness as a function: every draw is a hash of (seed, round, client, purpose, counter). Public, never secret.
+
+It is fast and repeatable, and invertible: two neighbouring numbers give the key, and with it all others. What must not
+be drawn again by others, a device's noise above all, comes from `core.secret`.
 
 No generator is carried around, so a draw does not depend on chunk size, worker count or the order in which clients
 are visited. The generator is SplitMix64 in counter form:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import json
-import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +26,13 @@ from fedmosaic.algorithm.local import Context
 from fedmosaic.core.errors import DataError, ForeignError, RunError
 from fedmosaic.core.files import load_tensors, read_json, save_tensors, write_atomic
 from fedmosaic.core.ragged import I64, Ragged
+from fedmosaic.core.secret import DeviceSecret, new_secret
 from fedmosaic.data.clean import as_polars
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.data.vocab import Id, Vocab
 from fedmosaic.deploy.agreement import Agreement, read_catalogue, stamp_of, write_catalogue
 from fedmosaic.deploy.protocol import WHOLE, Refused, TaskMessage, UpdateMessage, brought_up, put_sum
-from fedmosaic.engines.state import Array, FederationState, ServerState
+from fedmosaic.engines.state import Array, FederationState, ServerState, received_digest
 from fedmosaic.serving.catalogue import Catalogue
 from fedmosaic.serving.recommender import FederatedRecommender
 
@@ -115,12 +115,15 @@ class Node:
             if {k: meta.get(k) for k in self._binding()} != self._binding():
                 raise ForeignError(f"{file} belongs to another node or federation; put this node's own file back")
             state = FederationState.unpack(self.federation.algorithm, arrays, str(file), memory=False)
-            state = replace(state, secret=meta["secret"])
+            state = replace(state, secret=self._secret(bytes.fromhex(meta["secret"])))
             return state, {n[7:]: v for n, v in arrays.items() if n.startswith("answer/")}, meta
         fresh = self.federation.start(self.data, self.agreement.seed)
-        secret = secrets.randbits(62) | 1 if self.agreement.own_draws else 0
-        meta = {"round": 0, "version": WHOLE, "secret": secret, "answer": None, **self._binding()}
-        return replace(fresh, server=ServerState({}, {}), secret=secret), {}, meta
+        secret = new_secret() if self.agreement.own_draws else b""
+        meta = {"round": 0, "version": WHOLE, "secret": secret.hex(), "answer": None, **self._binding()}
+        return replace(fresh, server=ServerState({}, {}), secret=self._secret(secret)), {}, meta
+
+    def _secret(self, value: bytes) -> DeviceSecret | None:
+        return DeviceSecret(value, self.agreement.digest()) if value else None
 
     def _binding(self) -> dict[str, Any]:
         """What a state belongs to: this federation, and these clients of it."""
@@ -166,11 +169,12 @@ class Node:
         known: dict[str, Any] = {}
         works = task.upload or self.meta["round"] == 0  # else it has worked with the others, and takes the outcome
         if works:
-            ctx = Context(task.round, task.seed, self.data.n_items, self.data.n_clients, self.state.secret)
+            table = received_digest(algorithm, server)
+            ctx = Context(task.round, task.seed, self.data.n_items, self.data.n_clients, self.state.secret, table)
             after, outcome = self.federation.contribute(self.data, after, ctx, self._able(task))
             if task.upload:
                 total = outcome.total
-                sent = put_sum(algorithm, total, ctx.own_seed)
+                sent = put_sum(algorithm, total, ctx)
                 known = {"clients": total.clients, "loss": None if noisy else total.loss, "shrink": dict(total.shrink)}
         # how long work takes tells how much there was, as the loss does
         known["seconds"] = 0.0 if noisy else round(time.perf_counter() - begun, 4)

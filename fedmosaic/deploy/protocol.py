@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmosaic.algorithm.algorithm import Algorithm
+from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import Axis
 from fedmosaic.algorithm.upload import UploadSum, add_rows, padded_count
 from fedmosaic.core.errors import FedmosaicError, RunError, ScoreError
@@ -208,8 +209,8 @@ def brought_up(algorithm: Algorithm, n_items: int, held: Mapping[str, Array], ta
     return result
 
 
-def put_sum(algorithm: Algorithm, total: UploadSum, seed: int) -> dict[str, Array]:
-    """A node's sum as the tensors of an update; `seed` draws the rows that pad."""
+def put_sum(algorithm: Algorithm, total: UploadSum, ctx: Context) -> dict[str, Array]:
+    """A node's sum as the tensors of an update; the round's context draws the rows that pad."""
     upload = algorithm.upload
     tensors: dict[str, Array] = {}
     exact = total.clients == 1 and upload.noise is None
@@ -218,7 +219,7 @@ def put_sum(algorithm: Algorithm, total: UploadSum, seed: int) -> dict[str, Arra
         if algorithm.specs[name].axis is Axis.ITEM and upload.support in ("touched", "padded"):
             rows = np.flatnonzero(total.touched).astype(np.int32)
             if upload.support == "padded":
-                rows = padded(rows, value.shape[0], seed)
+                rows = padded(rows, value.shape[0], ctx)
             tensors[f"{name}.rows"], sent = rows, sent[rows]
         tensors[name] = sent
     if algorithm.server.reduction.counts_senders:
@@ -226,15 +227,19 @@ def put_sum(algorithm: Algorithm, total: UploadSum, seed: int) -> dict[str, Arra
     return tensors
 
 
-def padded(rows: npt.NDArray[np.int32], n_items: int, seed: int) -> npt.NDArray[np.int32]:
+def padded(rows: npt.NDArray[np.int32], n_items: int, ctx: Context) -> npt.NDArray[np.int32]:
     """Rows and others beside them, up to the next power of two: the size of a message then tells little.
 
-    >>> padded(np.array([3, 5, 8], dtype=np.int32), 100, seed=1).size
+    >>> padded(np.array([3, 5, 8], dtype=np.int32), 100, Context(1, 0, 100, 1)).size
     64
     """
     others = np.setdiff1d(np.arange(n_items, dtype=np.int32), rows)
     more = padded_count(rows.size, n_items) - rows.size
-    chosen = np.random.default_rng(abs(seed)).choice(others, more, replace=False)
+    stream = ctx.noise("padding")
+    if stream is None:
+        chosen = np.random.default_rng(abs(ctx.own_seed)).choice(others, more, replace=False)
+    else:
+        chosen = others[stream.some_of(others.size, more)]
     return np.sort(np.concatenate([rows, chosen])).astype(np.int32)
 
 

@@ -187,7 +187,14 @@ class BlockLosses:
         owned = self.block.place.touched if axis is Axis.ITEM else self.block.place.members
         rows = int(owned.offsets[active])
         drawn = np.empty((rows, value[0].numel()), np.float32)
-        normal_rows(drawn, keys.fold(key[owned.rows[:rows]], keys.words(owned.values[:rows])))
+        if self.ctx.secret is None:
+            normal_rows(drawn, keys.fold(key[owned.rows[:rows]], keys.words(owned.values[:rows])))
+        else:
+            for place, client in enumerate(self.block.examples.client_ids[:active]):
+                own = drawn[owned.offsets[place] : owned.offsets[place + 1]]
+                stream = self.ctx.noise("step", name, int(client), int(self.block.steps[place]))
+                assert stream is not None
+                own[:] = stream.gaussian(1.0, own.size).reshape(own.shape)
         if axis is Axis.ITEM:
             drawn[~self.block.trained[:rows]] = 0  # rows without examples gain theirs when they are sent
         return torch.from_numpy(drawn).reshape(value.shape)

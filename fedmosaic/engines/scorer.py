@@ -7,6 +7,7 @@ served     with what the device rebuilds from its history when it is asked (`Alg
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedmosaic.algorithm.parameters import Axis, Role, first_table
 from fedmosaic.core.ragged import I64, Ragged, offsets_of, slots
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.engine import Engine
-from fedmosaic.engines.state import Array, DeviceStore, FederationState, Place, ServerState, read
+from fedmosaic.engines.state import Array, DeviceStore, FederationState, Place, ServerState, read, received_digest
 from fedmosaic.engines.task import Task
 
 
@@ -63,14 +64,17 @@ class DeviceScorer:
             flat[slots(query, places)] = self._worked(self.serving, task, users[places], part)
         return flat
 
-    def context(self, number: int) -> Context:
-        """What a device knows about a round."""
-        return Context(number, self.state.seed, self.data.n_items, self.data.n_clients, self.state.secret)
+    def context(self, number: int, received: Mapping[str, Array]) -> Context:
+        """What a device knows about a round that began with these parameters."""
+        state = self.state
+        table = "" if state.secret is None else received_digest(self.algorithm, received)
+        return Context(number, state.seed, self.data.n_items, self.data.n_clients, state.secret, table)
 
     def newest(self, number: int) -> Task:
         """A task on the newest state."""
         state = self.state
-        return Task(self.data, state.server.params, state.devices, self.context(number), np.arange(0))
+        ctx = self.context(number, state.server.params)
+        return Task(self.data, state.server.params, state.devices, ctx, np.arange(0))
 
     def before(self, number: int) -> Task:
         """A task on what clients that were last drawn in a round held and received before it."""
@@ -78,7 +82,7 @@ class DeviceScorer:
         assert replay is not None
         version = int(np.flatnonzero(replay.rounds == number)[0])
         received = {n: replay.received[n][version] for n in self.algorithm.received}
-        return Task(self.data, received, DeviceStore(replay.before), self.context(number), np.arange(0))
+        return Task(self.data, received, DeviceStore(replay.before), self.context(number, received), np.arange(0))
 
     def _last_round(self) -> int:
         return int(self.state.last.max(initial=0))

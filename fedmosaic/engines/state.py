@@ -27,7 +27,9 @@ from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.parameters import F32, Axis, Spec
 from fedmosaic.core import buffers
 from fedmosaic.core.errors import ForeignError, ScoreError
+from fedmosaic.core.files import digest_of
 from fedmosaic.core.ragged import I64, Ragged
+from fedmosaic.core.secret import DeviceSecret
 from fedmosaic.data.training_set import TrainingSet
 
 Array = npt.NDArray[Any]
@@ -274,6 +276,11 @@ class Replay:
     before: Arrays  # [users or clients, ...]
 
 
+def received_digest(algorithm: Algorithm, params: Arrays) -> str:
+    """Digest of what a device received at the beginning of a round."""
+    return digest_of({name: params[name] for name in algorithm.received})
+
+
 @dataclass(frozen=True, eq=False)
 class FederationState:
     """Server and devices between two rounds."""
@@ -286,7 +293,7 @@ class FederationState:
     replay: Replay | None = None
     answers: Array | None = None  # to a query, where tuned copies answered it
     asked: Ragged | None = None  # that query; a state that was read from a file goes on with the query of its run
-    secret: int = 0  # of the device whose state this is: its draws are keyed by it, and a replay needs them
+    secret: DeviceSecret | None = None  # of the device whose state this is: a replay needs its draws; never packed
 
     def pack(self) -> dict[str, Array]:
         """As named arrays, for a file."""

@@ -43,9 +43,15 @@ def add_noise(algorithm: Algorithm, total: UploadSum, client_ids: I64, ctx: Cont
         for name, value in total.totals.items():
             algorithm.upload.noise.add(value, name, client_ids, ctx)
     for name, variance in total.rest.items():  # rows without examples: one draw has the law of all clients' steps
-        key = keys.derive(seed=ctx.own_seed, purpose=keys.Purpose.NOISE, round=ctx.round, client=client_ids)
-        rng = np.random.Generator(np.random.Philox(key=int(np.bitwise_xor.reduce(key)) ^ zlib.crc32(name.encode())))
-        drawn = rng.standard_normal(total.totals[name].shape) * np.sqrt(variance)[:, None]
+        shape, stream = total.totals[name].shape, ctx.noise("rows without examples", name)
+        if stream is not None:
+            drawn = stream.gaussian(1.0, total.totals[name].size).reshape(shape)
+        else:
+            key = keys.derive(seed=ctx.own_seed, purpose=keys.Purpose.NOISE, round=ctx.round, client=client_ids)
+            drawn = np.random.Generator(
+                np.random.Philox(key=int(np.bitwise_xor.reduce(key)) ^ zlib.crc32(name.encode()))
+            ).standard_normal(shape)
+        drawn = drawn * np.sqrt(variance)[:, None]
         total.totals[name][:] += np.floor(drawn * SCALE + 0.5).astype(np.int64)
 
 

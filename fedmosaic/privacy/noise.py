@@ -6,8 +6,9 @@
 
 Noise alone is not a guarantee: without a bound on how far one interaction can move the upload (`clip`), no epsilon
 follows from it. PFedRec's "local differential privacy" is such noise: its item rows move by norms of 6 to 17 in a
-round, unclipped, beside noise of 0.5 at the strongest. Each draw is a function of (seed, round, client, place), so
-every engine adds the same noise.
+round, unclipped, beside noise of 0.5 at the strongest. In simulations each draw is a function of (seed, round, client,
+place), so every engine adds the same noise. A device draws from a stream of its own (`core/secret.py`): whoever sees
+two numbers of the fast generator knows all others.
 
 A server sees only the sum, and the law of the sum is known: one draw from it stands for all the clients' draws,
 
@@ -36,6 +37,7 @@ from fedmosaic.core import keys
 from fedmosaic.core.errors import SettingsError, one_of
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.ragged import I64
+from fedmosaic.core.secret import Stream
 from fedmosaic.core.threads import deal, thread_count
 
 _LARGEST = 24.0  # no draw of either kind is larger than this many scales
@@ -69,6 +71,10 @@ class AddedNoise:
 
     def add(self, total: I64, name: str, clients: Any, ctx: Context) -> None:
         """Sum of the clients' noise, in place and in fixed point."""
+        if ctx.secret is not None:
+            for client in np.ravel(clients):
+                total += self._own(ctx.noise(name, int(client)), total.size).reshape(total.shape)
+            return
         label = zlib.crc32(name.encode())
         key = keys.derive(seed=ctx.own_seed, purpose=keys.Purpose.NOISE, round=ctx.round, client=clients)
         together = max(1, int(_EXACT / (_LARGEST * self.scale * SCALE)))  # clients whose draws add exactly
@@ -82,6 +88,12 @@ class AddedNoise:
         cuts = np.linspace(0, -(-flat.size // (2 * PAIRS)), workers + 1).astype(np.int64)
         laplace = self.kind == "laplace"
         deal(lambda w: add_noise(flat, client_keys, scale, laplace, together, cuts[w], cuts[w + 1]), workers)
+
+    def _own(self, stream: Stream | None, count: int) -> I64:
+        """A device's own draws, in fixed point."""
+        assert stream is not None
+        draws = stream.laplace(self.scale, count) if self.kind == "laplace" else stream.gaussian(self.scale, count)
+        return np.floor(draws * SCALE + 0.5).astype(np.int64)
 
     def _sum(self, client_keys: keys.U64, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
         """One draw per number from the law of the clients' sum; keyed by all of them, in any order."""
@@ -154,29 +166,39 @@ class PseudoItems(OneSided):
             change, owner = changes[name], owners[name]
             real = np.flatnonzero((change != 0).any(-1))
             ends = np.searchsorted(owner[real], np.arange(parcel.clients + 1))  # rows stand client by client
-            made = [
-                self._rows(change[mine], of[mine], parcel.ctx.n_items, int(key[place]) ^ zlib.crc32(name.encode()))
-                for place, mine in enumerate(np.split(real, ends[1:-1]))
-            ]
+            made = []
+            for place, mine in enumerate(np.split(real, ends[1:-1])):
+                drawn = parcel.ctx.noise("pseudo", name, int(parcel.client_ids[place])) or np.random.Generator(
+                    np.random.Philox(key=int(key[place]) ^ zlib.crc32(name.encode()))
+                )
+                made.append(self._rows(change[mine], of[mine], parcel.ctx.n_items, drawn))
             whose = np.repeat(np.arange(parcel.clients), [which.size for which, _ in made])
-            more = np.concatenate([drawn for _, drawn in made])
+            more = np.concatenate([rows for _, rows in made])
             changes[name] = np.concatenate([change, more])
             before[name] = np.concatenate([before[name], np.zeros_like(more)])
             owners[name] = np.concatenate([owner, whose])
             items[name] = np.concatenate([of, *(which for which, _ in made)])
         return replace(parcel, changes=changes, before=before, owners=owners, items=items)
 
-    def _rows(self, values: F32, of: I32, n_items: int, key: int) -> tuple[I32, F32]:
+    def _rows(self, values: F32, of: I32, n_items: int, drawn: Stream | np.random.Generator) -> tuple[I32, F32]:
         """Items that are not among those of the given rows, and numbers like theirs."""
-        rng = np.random.Generator(np.random.Philox(key=key))
         free = np.ones(n_items, dtype=bool)
         free[of] = False
         others = np.flatnonzero(free).astype(np.int32)
-        chosen = others[rng.choice(others.size, min(self.count, others.size) * bool(of.size), replace=False)]
+        count = min(self.count, others.size) * bool(of.size)
+        if isinstance(drawn, Stream):
+            chosen = others[drawn.some_of(others.size, count)]
+        else:
+            chosen = others[drawn.choice(others.size, count, replace=False)]
         if not chosen.size:
             return chosen, np.empty((0, values.shape[1]), np.float32)
-        mean, spread = values.mean(dtype=np.float64), values.std(dtype=np.float64)
-        return chosen, rng.normal(mean, spread, (chosen.size, values.shape[1])).astype(np.float32)
+        shape, mean = (chosen.size, values.shape[1]), values.mean(dtype=np.float64)
+        spread = float(values.std(dtype=np.float64))
+        if isinstance(drawn, Stream):
+            made = mean + drawn.gaussian(spread, chosen.size * values.shape[1]).reshape(shape)
+        else:
+            made = drawn.normal(mean, spread, shape)
+        return chosen, made.astype(np.float32)
 
 
 @dataclass(frozen=True)

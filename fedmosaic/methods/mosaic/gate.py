@@ -13,7 +13,8 @@ follows from the history. The fold of a client follows from its first event, so 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +24,32 @@ from fedmosaic.data.histories import Histories
 from fedmosaic.methods.closed_form import State, Statistics
 from fedmosaic.methods.mosaic import full
 
-if TYPE_CHECKING:
-    from fedmosaic.methods.mosaic.method import Mosaic
-
+F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+Candidate = tuple[int, float, float]  # place of a window, taste, trend
 STEPS = 10  # events that are replayed
 SHRINK = 50.0  # events that the common answer counts for
 USERS_AT_ONCE = 64
+
+
+class Terms(Protocol):
+    """What the gate asks of the method: its three terms, and how candidates would have answered."""
+
+    def order_scores(self, state: State, histories: Histories, window: int) -> F32:
+        """The term of order, with one of the windows."""
+        ...
+
+    def taste_scores(self, state: State, histories: Histories) -> F32:
+        """The term of taste, with weight 1."""
+        ...
+
+    def trend_scores(self, state: State, histories: Histories, trend: Any) -> F32:
+        """The term of trend, weighed for all or for each."""
+        ...
+
+    def judged(self, state: State, held: Histories, events: Ragged, tried: Sequence[Candidate], cut: int) -> F64:
+        """NDCG at a cut of what came after every history, under every candidate."""
+        ...
 
 
 def folds_of(histories: Histories, folds: int) -> I64:
@@ -89,7 +109,7 @@ def last_steps(histories: Histories, steps: int) -> tuple[Histories, Ragged, I64
     return before, Ragged(targets, np.arange(len(ends) + 1)), whose
 
 
-def own(form: Mosaic, state: State, histories: Histories) -> F64:
+def own(form: Terms, state: State, histories: Histories) -> F64:
     """For every history its own candidate: place of the window, taste, trend."""
     tried = [(int(window), float(taste), float(trend)) for window, taste, trend in state["tried"]]
     gains, folds = np.zeros((len(histories), len(tried))), len(state["fold_co"])
@@ -106,7 +126,7 @@ def own(form: Mosaic, state: State, histories: Histories) -> F64:
     return chosen
 
 
-def scores(form: Mosaic, state: State, histories: Histories) -> npt.NDArray[np.float32]:
+def scores(form: Terms, state: State, histories: Histories) -> F32:
     """Everybody's list with everybody's own weights."""
     chosen = own(form, state, histories)
     found = np.empty((len(histories), histories.n_items), np.float32)

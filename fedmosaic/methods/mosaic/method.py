@@ -39,10 +39,10 @@ from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import Scores, State, Statistics
 from fedmosaic.methods.mosaic import factored, features, full, gate, private
+from fedmosaic.methods.mosaic.gate import Candidate
 from fedmosaic.methods.private_release import PrivateRelease
 
 F32 = npt.NDArray[np.float32]
-Candidate = tuple[int, float, float]  # place of a window, taste, trend
 LARGEST = 4 << 30  # bytes of the full form's sums: about 10,000 items
 RANK = 256  # beyond that
 WINDOWS = (3.0, 10.0)
