@@ -104,23 +104,25 @@ def test_two_tables_of_a_round_share_no_noise_and_neither_do_rounds_clients_or_f
             assert not np.intersect1d(found[i], found[j]).size
 
 
-def test_a_server_that_sends_two_tables_learns_nothing_by_subtracting(tmp_path: Path) -> None:
-    """The rows nobody trained hold noise alone; with the same noise twice the difference would be zero there."""
+def test_a_node_answers_one_table_in_a_round(tmp_path: Path) -> None:
+    """Two answers about two tables of a server's choice would tell more than one; the same question has one answer."""
     data = histories(1)
     agreement = agreement_of("pfedrec", 30, own_draws=True, settings={"noise": 0.1})
     _, nodes = make_fleet(tmp_path, agreement, data, [[0]])
-    node, sums = nodes["n0"], []
-    params = node.federation.start(data, agreement.seed).server.params
-    for shift in (0.0, 0.001):
+    node, params = nodes["n0"], nodes["n0"].federation.start(data, agreement.seed).server.params
+    clients = node.data.client_ids
+    assert clients is not None
+
+    def ask(shift: float, round: int) -> UpdateMessage:
         table = {name: (value + np.float32(shift)).astype(np.float32) for name, value in params.items()}
-        clients = node.data.client_ids
-        assert clients is not None
-        task = TaskMessage(agreement.digest(), 1, f"a{shift}", agreement.seed, 1, stamp_of(table), clients, table)
-        update = UpdateMessage.decode(node.answer(task.encode()))
-        assert update.status == "done", update.detail
-        sums.append(np.asarray(update.tensors["item"], np.float64) / SCALE)
-    quiet = np.setdiff1d(np.arange(30), np.flatnonzero(np.abs(sums[0]).max(axis=1) > 1.5))
-    assert np.abs(sums[0] - sums[1])[quiet].min(axis=1).max() > 1e-6
+        task = TaskMessage(agreement.digest(), round, "a", agreement.seed, round, stamp_of(table), clients, table)
+        return UpdateMessage.decode(node.answer(task.encode()))
+
+    first, other, again, later = ask(0.0, 1), ask(0.001, 1), ask(0.0, 1), ask(0.001, 2)
+    assert [update.status for update in (first, other, again, later)] == ["done", "failed", "done", "done"]
+    assert "answered round 1 already" in other.detail
+    assert not other.tensors
+    assert np.array_equal(first.tensors["item"], again.tensors["item"])
 
 
 def test_secrets_are_whole_and_never_shown(tmp_path: Path) -> None:

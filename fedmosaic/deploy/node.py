@@ -156,10 +156,18 @@ class Node:
             return self._plain(task, "resync")
         done = self.meta["answer"]
         asked = [task.round, task.stamp, task.clients.tolist(), task.upload]
+        if done is not None and task.upload and self._another_table(task, done["asked"]):
+            raise Refused("round", f"this node has answered round {task.round} already, for other parameters")
         if done is None or done["asked"] != asked:
             done = self._work(task, server, asked)
         known = {k: v for k, v in done.items() if k != "asked"}
         return replace(self._plain(task, "done"), tensors=self.answered, **known)
+
+    @staticmethod
+    def _another_table(task: TaskMessage, asked: list[Any]) -> bool:
+        """Whether it was asked in the same round before, for other parameters: two answers tell more than one."""
+        round, stamp, _, upload = asked
+        return bool(upload and round == task.round and stamp != task.stamp)
 
     def _work(self, task: TaskMessage, server: dict[str, Array], asked: list[Any]) -> dict[str, Any]:
         """What a task asks for, and the new state on disk."""
