@@ -71,6 +71,17 @@ def _join(items: Any, begin: Any, end: Any, inputs: Any, vectors: Any, joins: An
                 joins[j] += vectors[row, j]
 
 
+@piece()
+def _room(offsets: Any, rank: Any) -> Any:
+    """Arrays that all histories share: places, counts and first events of moments; blocks, sums, z, and zeros."""
+    longest = 0
+    for user in range(offsets.size - 1):
+        longest = max(longest, offsets[user + 1] - offsets[user])
+    tau, count, first = np.empty(longest), np.empty(longest, np.int64), np.empty(longest, np.int64)
+    stood, joins = np.empty((BLOCKS, rank), np.float32), np.empty(rank, np.float32)
+    return tau, count, first, stood, joins, np.empty(BLOCKS * rank, np.float32), np.zeros(rank, np.float32)
+
+
 @entry()
 def lift_events(
     items: Any, offsets: Any, times: Any, decay: Any, inputs: Any, vectors: Any, drawn: Any, found: Any, sums: Any
@@ -82,13 +93,7 @@ def lift_events(
     """
     coordinates, signs, bias = drawn
     cross, answers = sums
-    longest = 0
-    for user in range(offsets.size - 1):
-        longest = max(longest, offsets[user + 1] - offsets[user])
-    tau, count, first = np.empty(longest), np.empty(longest, np.int64), np.empty(longest, np.int64)
-    rank = vectors.shape[1]
-    stood, joins = np.empty((BLOCKS, rank), np.float32), np.empty(rank, np.float32)
-    z, nobody = np.empty(BLOCKS * rank, np.float32), np.zeros(rank, np.float32)
+    tau, count, first, stood, joins, z, nobody = _room(offsets, vectors.shape[1])
     for user in range(offsets.size - 1):
         begin = offsets[user]
         length = offsets[user + 1] - begin
@@ -128,13 +133,7 @@ def lift_next(
 ) -> None:
     """found[u] <- the features of what stands before the item that comes next in history u."""
     coordinates, signs, bias = drawn
-    longest = 0
-    for user in range(offsets.size - 1):
-        longest = max(longest, offsets[user + 1] - offsets[user])
-    tau, count, first = np.empty(longest), np.empty(longest, np.int64), np.empty(longest, np.int64)
-    rank = vectors.shape[1]
-    stood, joins = np.empty((BLOCKS, rank), np.float32), np.empty(rank, np.float32)
-    z, nobody = np.empty(BLOCKS * rank, np.float32), np.zeros(rank, np.float32)
+    tau, count, first, stood, joins, z, nobody = _room(offsets, vectors.shape[1])
     for user in range(offsets.size - 1):
         begin = offsets[user]
         length = offsets[user + 1] - begin
