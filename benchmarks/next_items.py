@@ -1,6 +1,7 @@
 """The table of docs/mosaic.md: next items by sums beside everything else, under the strict pool, all items ranked.
 
-python benchmarks/next_items.py [--data NAME ...] [--only forms|trained] [--runs DIR] [--data-dir DIR] [-o FILE]
+python benchmarks/next_items.py [--data NAME ...] [--ask train all-before later] [--only forms|trained] [--runs DIR]
+                                [--data-dir DIR] [-o FILE]
 
 Two questions: the next item (leave-one-out, asked with the training items, and with the validation item fed too) and
 everything later (one moment for all). Differences are paired over users, against EASE, with 95 % intervals. Finished
@@ -10,7 +11,6 @@ runs are kept in the folder of runs and not repeated.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,10 +24,10 @@ TIMED = ("ml-100k", "ml-1m", "amazon-video")
 FORMS = ("popularity", "itemknn", "ease", "ials", "mosaic", "mosaic:folds=4", "mosaic:features=1000")
 TRAINED = ("mf", "fedmf", "pfedrec", "fedrap:preset=retuned", "fedrecon", "local-only:rounds=30")
 NEURAL = ("sasrec",)
-QUESTIONS = (  # words, settings, data sets, whether what was trained answers too
-    ("next item, input=train", {"split": "leave-one-out", "input": "train"}, DATA, True),
-    ("next item, input=all-before", {"split": "leave-one-out", "input": "all-before"}, DATA, False),
-    ("everything later, split=time", {"split": "time", "input": "train"}, TIMED, False),
+QUESTIONS = (  # name, words, settings, data sets, whether what was trained answers too
+    ("train", "next item, input=train", {"split": "leave-one-out", "input": "train"}, DATA, True),
+    ("all-before", "next item, input=all-before", {"split": "leave-one-out", "input": "all-before"}, DATA, False),
+    ("later", "everything later, split=time", {"split": "time", "input": "train"}, TIMED, False),
 )
 SEEDS = 3  # of what has luck, but for the neural row
 HEAD = """# Next items by sums beside everything else
@@ -70,8 +70,8 @@ def table(words: str, found: Comparison) -> Table:
 def asked(args: argparse.Namespace) -> Sequence[Table]:
     """Run what is missing; a table per question and data set."""
     tables = []
-    for words, given, sets, trained in QUESTIONS:
-        for data in [d for d in sets if d in args.data]:
+    for name, words, given, sets, trained in QUESTIONS:
+        for data in [d for d in sets if d in args.data and name in args.ask]:
             planned = []
             for one in rows_of(args.only, trained):
                 certain = one.method in ("popularity", "itemknn", "ease", "mosaic", *NEURAL)
@@ -90,6 +90,7 @@ def asked(args: argparse.Namespace) -> Sequence[Table]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="*", default=DATA)
+    parser.add_argument("--ask", nargs="*", choices=[q[0] for q in QUESTIONS], default=[q[0] for q in QUESTIONS])
     parser.add_argument("--only", choices=("forms", "trained"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--data-dir", type=Path)
@@ -97,8 +98,13 @@ def main() -> None:
     args = parser.parse_args()
     found = asked(args)
     if args.out is not None:
-        words = " ".join(["python benchmarks/next_items.py", *sys.argv[1:]])
-        args.out.write_text("\n".join([HEAD.format(words), *(t.render("markdown") for t in found)]))
+        asked_for = [
+            f"--ask {' '.join(args.ask)}",
+            *([f"--only {args.only}"] if args.only else []),
+            f"--data {' '.join(args.data)}",
+        ]
+        words = " ".join(["python benchmarks/next_items.py", *asked_for])
+        args.out.write_text("\n".join([HEAD.format(words), *(f"## {t.title}\n\n{t.markdown()}" for t in found)]))
 
 
 if __name__ == "__main__":
