@@ -203,8 +203,8 @@ CARDS = (
         "third clips the change of the table instead, the fourth is the other fragment. None gives a guarantee worth "
         "the name (`privacy/per_example.py` says why). The first two are not run on ML-1M, where they take hours. No "
         "reading comes near on all sets: on ML-100K noise on everything is nearest (99.8 / 87.1 against 93.6 / 80.2), "
-        "on Video noise on the shared table; on Lastfm-2K and ML-1M rows with and without noise differ by less than "
-        "seeds do.",
+        "on Video noise on the shared table; on Lastfm-2K and ML-1M noise on the shared table costs hardly more than "
+        "seeds differ.",
         core=True,
         source="recalled; its text could not be had to confirm them",
     ),
