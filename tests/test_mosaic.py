@@ -24,7 +24,7 @@ from fedmosaic.evaluation.evaluate import evaluate
 from fedmosaic.methods.closed_form import State, fit, total
 from fedmosaic.methods.ease import EASE
 from fedmosaic.methods.mosaic.method import Mosaic
-from fedmosaic.methods.mosaic.pairs import add_pairs, next_weights
+from fedmosaic.methods.mosaic.pairs import add_pairs, mirror, next_weights
 from fedmosaic.methods.mosaic.scans import project, project_together
 from fedmosaic.methods.registry import entry
 
@@ -38,6 +38,8 @@ def test_sums_are_those_of_the_definition(one: tuple[list[int], list[int]], wind
     arguments = (np.array(items, np.int32), np.array([0, len(items)]), np.array(times, np.int64))
     for low, high in ((0, 3), (3, ITEMS)):  # as two threads would
         add_pairs(*arguments, np.array([window, events]), every, a, c, low, high)
+    for low, high in ((0, 3), (3, ITEMS)):
+        mirror(a, low, high)
     expected = by_definition(items, times, window, events)
     np.testing.assert_allclose(a, expected[0], atol=2e-3)  # pairs whose weight is under 0.001 are left out
     np.testing.assert_allclose(c, expected[1], atol=2e-3)

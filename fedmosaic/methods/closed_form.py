@@ -168,8 +168,15 @@ def _chunks(histories: Histories, size: int) -> Iterator[Histories]:
         yield histories.take(np.arange(begin, min(begin + size, len(histories))))
 
 
-def by_rows(rows: int, work: Callable[[int, int], None]) -> None:
-    """work(low, high) on parts of some rows, dealt to threads; each touches no rows but its own."""
+def by_rows(rows: int, work: Callable[[int, int], None], load: npt.NDArray[np.floating] | None = None) -> None:
+    """work(low, high) on parts of some rows, dealt to threads; each touches no rows but its own.
+
+    load: what every row costs, so that all have as much to do; not said: rows cost the same.
+    """
     workers = thread_count()
-    cuts = np.linspace(0, rows, workers + 1).astype(np.int64)
+    shares = np.linspace(0, 1, workers + 1)
+    cuts = (shares * rows).astype(np.int64)
+    if load is not None and rows:
+        done = np.cumsum(load, dtype=np.float64)
+        cuts[1:-1] = np.searchsorted(done, shares[1:-1] * done[-1])
     deal(lambda worker: work(int(cuts[worker]), int(cuts[worker + 1])), workers)

@@ -19,19 +19,30 @@ def sums(state: State, held: Histories, events: float) -> Statistics:
     """A and C for every window, and G."""
     from fedmosaic.methods.mosaic.pairs import add_pairs, add_together
 
-    inputs, distinct = state["inputs"], held.items.unique()
-    k = int(inputs.max()) + 1
+    inputs, items, offsets = state["inputs"], held.items.values, held.items.offsets
+    load = state["events"][inputs >= 0]  # of every row; pairs of G stand in the upper half
+    k = load.size
     found = {"together": np.zeros((k, k))}
-    by_rows(k, partial(add_together, distinct.values, distinct.offsets, inputs, found["together"]))
+    upper = load * np.arange(k, 0, -1)
+    by_rows(k, partial(add_together, items, offsets, inputs, found["together"]), upper)
     for window in state["windows"]:
         before, after = np.zeros((k, k)), np.zeros((k, held.n_items))
         if held.times is not None:
             decay = np.array([window, events])
-            by_rows(
-                k, partial(add_pairs, held.items.values, held.items.offsets, held.times, decay, inputs, before, after)
-            )
+            by_rows(k, partial(add_pairs, items, offsets, held.times, decay, inputs, before, after), load)
         found |= {f"before {window:g}": before, f"after {window:g}": after}
+    for name, half in found.items():
+        if not name.startswith("after"):
+            mirrored(half)
     return found
+
+
+def mirrored(half: F64) -> None:
+    """half <- half + half', in place."""
+    from fedmosaic.methods.mosaic.pairs import mirror
+
+    size = len(half)
+    by_rows(size, partial(mirror, half), np.arange(size, 0, -1.0))
 
 
 def solved(state: State, total: Statistics, lam: float, taste_lam: float) -> State:
@@ -41,7 +52,19 @@ def solved(state: State, total: Statistics, lam: float, taste_lam: float) -> Sta
     return {**state, "sequence": np.stack(sequence), "co": zero_diagonal(total["together"], taste_lam)}
 
 
-def ridge(a: F64, c: F64, lam: float) -> F32:
+def kept(state: State, total: Statistics) -> State:
+    """A and C of the first window once more, for rounds that come."""
+    window = f"{state['windows'][0]:g}"
+    before, after = (total[f"{name} {window}"].astype(np.float32) for name in ("before", "after"))
+    return {**state, "before": before, "after": after}
+
+
+def dropped() -> dict[str, F32]:
+    """What stands in their place while no round needs them."""
+    return {name: np.zeros((0, 0), np.float32) for name in ("before", "after")}
+
+
+def ridge(a: npt.NDArray[np.floating], c: npt.NDArray[np.floating], lam: float) -> F32:
     """(A + lam I)^-1 C, in float32."""
     from scipy import linalg
 

@@ -29,6 +29,7 @@ from fedmosaic.core.compiler import entry, piece
 
 FAR = 6.907755  # exp(-FAR) = 0.001
 GRID = float(1 << 24)
+TILE = 64  # rows and columns that are mirrored together
 
 
 @piece(inline="always")
@@ -56,10 +57,11 @@ def places(times: Any, begin: Any, end: Any, by_moment: Any, by_event: Any, tau:
 def add_pairs(
     items: Any, offsets: Any, times: Any, decay: Any, inputs: Any, before: Any, after: Any, low: Any, high: Any
 ) -> None:
-    """Add A to `before` and C to `after` for all histories.
+    """Add C to `after`, and to `before` a matrix that with its mirror image makes A, for all histories.
 
     decay: (moments, events) within which a weight falls by e. inputs: per item its place among those that predict, or
-    -1. low, high: only rows of these places are added to, so that threads can share the work.
+    -1. low, high: only rows of these places are added to, so that threads can share the work: a pair stands in the row
+    of its earlier event.
     """
     longest = 0
     for user in range(offsets.size - 1):
@@ -67,33 +69,46 @@ def add_pairs(
     tau, tail = np.empty(longest, np.float64), np.empty(longest, np.float64)
     count, first = np.empty(longest, np.int64), np.empty(longest, np.int64)
     for user in range(offsets.size - 1):
-        begin, end = offsets[user], offsets[user + 1]
-        places(times, begin, end, decay[0], decay[1], tau, count, first)
-        _tails(end - begin, tau, count, first, tail)
-        for q in range(end - begin):
-            later = items[begin + q]
-            row = inputs[later]
-            for p in range(q, -1, -1):
-                gap = tau[q] - tau[p]
-                if gap > FAR:
-                    break
-                earlier = items[begin + p]
-                other, same = inputs[earlier], first[p] == first[q]
-                weight = 0.5 if same else np.exp(-gap)
-                if low <= other < high and p != q:
-                    after[other, later] += _grid(weight)
-                if same and p != q and low <= row < high:
-                    after[row, earlier] += 0.5
-                if row < 0 or other < 0:
-                    continue
-                if same:
-                    square = _grid(tail[q] + ((count[q] - 1) / 2 if p == q else (count[q] - 2) / 3))
-                else:
-                    square = _grid(weight * (tail[q] + 0.5 * (count[q] - 1)))
-                if low <= other < high:
-                    before[other, row] += square
-                if p != q and low <= row < high:
-                    before[row, other] += square
+        begin = offsets[user]
+        length = offsets[user + 1] - begin
+        places(times, begin, begin + length, decay[0], decay[1], tau, count, first)
+        _tails(length, tau, count, first, tail)
+        for p in range(length):
+            row = inputs[items[begin + p]]
+            if row < low or row >= high:
+                continue
+            at = first[p]
+            before[row, row] += _grid(tail[p] + (count[p] - 1) / 2) / 2  # a half: its mirror image is the other
+            square = _grid(tail[p] + (count[p] - 2) / 3)
+            for q in range(at, at + count[p]):
+                if q != p:
+                    after[row, items[begin + q]] += 0.5
+                    other = inputs[items[begin + q]]
+                    if q > p and other >= 0:
+                        before[row, other] += square
+            q = at + count[p]
+            while q < length and tau[q] - tau[p] <= FAR:
+                weight, stop = np.exp(-(tau[q] - tau[p])), q + count[q]
+                part, square = _grid(weight), _grid(weight * (tail[q] + 0.5 * (count[q] - 1)))
+                while q < stop:
+                    after[row, items[begin + q]] += part
+                    other = inputs[items[begin + q]]
+                    if other >= 0:
+                        before[row, other] += square
+                    q += 1
+
+
+@entry()
+def mirror(half: Any, low: Any, high: Any) -> None:
+    """half <- half + half', for pairs of places whose smaller one is in low .. high; tile by tile, for the cache."""
+    size = half.shape[0]
+    for top in range(low, high, TILE):
+        for left in range(top, size, TILE):
+            for p in range(top, min(top + TILE, high)):
+                for q in range(max(p, left), min(left + TILE, size)):
+                    both = half[p, q] + half[q, p]
+                    half[p, q] = both
+                    half[q, p] = both
 
 
 @piece()
@@ -127,15 +142,31 @@ def next_weights(offsets: Any, times: Any, decay: Any, out: Any) -> None:
 
 @entry()
 def add_together(items: Any, offsets: Any, inputs: Any, both: Any, low: Any, high: Any) -> None:
-    """Add r r' to `both` for all histories, whose items are distinct; only rows of places low <= p < high."""
+    """Add to `both` a matrix that with its mirror image makes r r', for all histories; an item counts once in each.
+
+    Only rows of places low <= p < high: a pair stands in the row of its smaller place.
+    """
+    longest = 0
     for user in range(offsets.size - 1):
-        for p in range(offsets[user], offsets[user + 1]):
-            row = inputs[items[p]]
-            if low <= row < high:
-                for q in range(offsets[user], offsets[user + 1]):
-                    other = inputs[items[q]]
-                    if other >= 0:
-                        both[row, other] += 1.0
+        longest = max(longest, offsets[user + 1] - offsets[user])
+    held, last = np.empty(longest, np.int64), np.full(inputs.size, -1, np.int64)  # by whom an item was last met
+    for user in range(offsets.size - 1):
+        length = 0
+        for k in range(offsets[user], offsets[user + 1]):
+            item = items[k]
+            if inputs[item] >= low and last[item] != user:
+                last[item] = user
+                held[length] = inputs[item]
+                length += 1
+        own = held[:length]
+        own.sort()
+        for p in range(length):
+            row = own[p]
+            if row >= high:
+                break
+            both[row, row] += 0.5
+            for q in range(p + 1, length):
+                both[row, own[q]] += 1.0
 
 
 @entry()
