@@ -76,7 +76,7 @@ def asked(args: argparse.Namespace) -> Sequence[Table]:
             for one in rows_of(args.only, trained):
                 certain = one.method in ("popularity", "itemknn", "ease", "mosaic", *NEURAL)
                 seeds = range(1 if certain else SEEDS)
-                own = {"select": "full:ndcg@10"} if one.method in NEURAL else {}
+                own = {"select": "full:ndcg@10", "patience": 8} if one.method in NEURAL else {}
                 planned += plan([one], data, ["strict"], seeds, {**given, **own})
             with study_progress(quiet=False) as tell:
                 done = run_study([s for _, s in planned], args.runs, data_dir=args.data_dir, tell=tell, largest=0)

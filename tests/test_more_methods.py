@@ -18,9 +18,10 @@ from fedmosaic.data.split import Split
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods import registry
 from fedmosaic.methods.closed_form import fit
-from fedmosaic.methods.ease import MAX_ITEMS
+from fedmosaic.methods.ease import EASE
 from fedmosaic.methods.fedcia import FedCIA
 from fedmosaic.methods.feddae import ROWS
+from fedmosaic.methods.itemknn import ItemKNN
 from fedmosaic.methods.lightgcn import LightGCN, LightGCNSettings, graph_of, pairs_of
 from fedmosaic.testing import check_engines, digest, same_parity_share, toy_training_set
 
@@ -244,8 +245,9 @@ def test_noise_has_the_law_of_the_clients_sum() -> None:
 
 
 def test_catalogues_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(SettingsError, match="Use ials instead"):
-        FedCIA().init(MAX_ITEMS + 1, 0)
+    for form in (FedCIA(), EASE(), ItemKNN()):
+        with pytest.raises(SettingsError, match="would need 4 GiB"):
+            form.init(23_171, 0)
 
 
 # --- FedDAE -------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 State = Mapping[str, npt.NDArray[Any]]  # the server's, by name
 Statistics = dict[str, npt.NDArray[Any]]  # of clients; they add up
 Scores = npt.NDArray[np.floating]
+LARGEST = 4 << 30  # bytes of sums over pairs of items, wherever there are any: 23,170 items for one matrix
 
 
 class ClosedForm(MethodSettings, ABC):
@@ -149,6 +150,21 @@ class HistoryScorer:
     def scores(self, users: npt.NDArray[np.int64]) -> Scores:
         """Scores of the whole catalogue for some users."""
         return self.form.scores(self.state, self.data.held.take(users))
+
+
+def refuse_many_items(method: str, n_items: int) -> None:
+    """Refuse a catalogue whose items x items matrix would be larger than any method here makes.
+
+    >>> refuse_many_items("ease", 30_000)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fedmosaic.core.errors.SettingsError: ease sums over pairs of items, and 30,000 items would need 7 GiB (the limit ...
+    """
+    size = 8 * n_items**2
+    if size > LARGEST:
+        raise SettingsError(
+            f"{method} sums over pairs of items, and {n_items:,} items would need {size / 2**30:.0f} GiB (the limit is "
+            f"{LARGEST >> 30} GiB, {int((LARGEST / 8) ** 0.5):,} items); mosaic and ials do without"
+        )
 
 
 def gram(held: sparse.csr_array) -> npt.NDArray[np.float64]:

@@ -6,12 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedmosaic.core.errors import SettingsError
 from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
-from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, gram
-
-MAX_ITEMS = 30_000
+from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, gram, refuse_many_items
 
 
 class EASE(ClosedForm):
@@ -21,11 +18,7 @@ class EASE(ClosedForm):
 
     def init(self, n_items: int, seed: int) -> State:
         """All weights zero; refused where the matrix would not fit."""
-        if n_items > MAX_ITEMS:
-            raise SettingsError(
-                f"EASE inverts an items x items matrix; {n_items:,} items would need "
-                f"{8 * n_items**2 / 2**30:.0f} GiB (limit {MAX_ITEMS:,} items). Use ials instead"
-            )
+        refuse_many_items("ease", n_items)
         return {"weights": np.zeros((n_items, n_items), dtype=np.float32)}
 
     def statistics(self, state: State, histories: Histories) -> Statistics:

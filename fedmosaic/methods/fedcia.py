@@ -26,15 +26,13 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedmosaic.core import keys
-from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import Scorer
 from fedmosaic.methods.base import Entry
-from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics
-from fedmosaic.methods.ease import MAX_ITEMS
+from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, refuse_many_items
 from fedmosaic.training.method import RoundRecord
 
 if TYPE_CHECKING:
@@ -51,11 +49,7 @@ class FedCIA(ClosedForm):
 
     def init(self, n_items: int, seed: int) -> State:
         """No similarity yet; refused where the matrix would not fit."""
-        if n_items > MAX_ITEMS:
-            raise SettingsError(
-                f"FedCIA sends an items x items matrix; {n_items:,} items would need "
-                f"{8 * n_items**2 / 2**30:.0f} GiB (limit {MAX_ITEMS:,} items). Use ials instead"
-            )
+        refuse_many_items("fedcia", n_items)
         return {"similarity": np.zeros((n_items, n_items), dtype=np.float32), "seed": np.array([seed])}
 
     def statistics(self, state: State, histories: Histories) -> Statistics:

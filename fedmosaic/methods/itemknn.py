@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
-from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, gram
+from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, gram, refuse_many_items
 
 
 class ItemKNN(ClosedForm):
@@ -21,7 +21,8 @@ class ItemKNN(ClosedForm):
     shrink: float = Field(default=0.0, ge=0, description="pulls similarities of rare items towards 0")
 
     def init(self, n_items: int, seed: int) -> State:
-        """An empty similarity."""
+        """An empty similarity; refused where the matrix would not fit."""
+        refuse_many_items("itemknn", n_items)
         return {"similarity": np.zeros((n_items, n_items), dtype=np.float32)}
 
     def statistics(self, state: State, histories: Histories) -> Statistics:
