@@ -63,11 +63,9 @@ def item_vectors(before: npt.NDArray[np.floating], events: npt.NDArray[np.floati
 
 
 def begun(state: State, total: Statistics) -> State:
-    """What the next round needs: the items' rows, and the sums of the first window once more."""
-    window = f"{state['windows'][0]:g}"
-    before, after = (total[f"{name} {window}"] for name in ("before", "after"))
-    vectors = item_vectors(before, state["events"][state["inputs"] >= 0])
-    return {**state, "vectors": vectors, "before": before.astype(np.float32), "after": after.astype(np.float32)}
+    """What the next round needs: the items' rows."""
+    before = total[f"before {state['windows'][0]:g}"]
+    return {**state, "vectors": item_vectors(before, state["events"][state["inputs"] >= 0])}
 
 
 def sums(state: State, held: Histories, events: float, features: int) -> Statistics:
@@ -120,8 +118,6 @@ def solved(state: State, total: Statistics, lam: float) -> State:
         "sequence": np.concatenate([state["sequence"], joint[None, :k]]),
         "windows": np.append(state["windows"], state["windows"][0]),
         "lifted": joint[k:],
-        "before": np.zeros((0, 0), np.float32),
-        "after": np.zeros((0, 0), np.float32),
     }
 
 

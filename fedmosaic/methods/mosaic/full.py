@@ -23,7 +23,7 @@ def sums(state: State, held: Histories, events: float) -> Statistics:
     load = state["events"][inputs >= 0]  # of every row; pairs of G stand in the upper half
     k = load.size
     found = {"together": np.zeros((k, k))}
-    upper = load * np.arange(k, 0, -1)
+    upper = load * np.arange(k, 0, -1.0)
     by_rows(k, partial(add_together, items, offsets, inputs, found["together"]), upper)
     for window in state["windows"]:
         before, after = np.zeros((k, k)), np.zeros((k, held.n_items))

@@ -11,9 +11,10 @@ before an event to the event, by ridge regression; B_e is EASE. Both need nothin
 so one secure sum trains it (after a small one that counts events per item), a new user needs no training, and a
 device scores from its own history. Where the sums would not fit, the same follows from r numbers per item in a few more
 rounds (`factored.py`). For large data `features=` adds one more sum, with which events of a history speak together
-(`features.py`). How a weight falls: by e in `window` moments and by e in `events` events; events of
-one time are one moment, and their order among themselves is not known, so that sums are means over all orders they can
-have. Without times B_s is left out, and the ranking is that of EASE.
+(`features.py`), and `softmax=` a few that learn the chances of what comes next (`softmax.py`). How a weight falls: by e
+in `window` moments and by e in `events` events; events of one time are one moment, and their order among themselves is
+not known, so that sums are means over all orders they can have. Without times B_s is left out, and the ranking is that
+of EASE.
 
 How much taste and trend, and how long a window, depends on what is asked: the very next item, or anything that comes
 later. So by default devices score their held-out items under a few candidates, and the sums of those scores choose
@@ -25,8 +26,9 @@ WWW 2021).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +40,7 @@ from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import Scores, State, Statistics
-from fedmosaic.methods.mosaic import factored, features, full, gate, private
+from fedmosaic.methods.mosaic import factored, features, full, gate, private, rows, softmax
 from fedmosaic.methods.mosaic.gate import Candidate
 from fedmosaic.methods.private_release import PrivateRelease
 
@@ -47,10 +49,17 @@ LARGEST = 4 << 30  # bytes of the full form's sums: about 10,000 items
 RANK = 256  # beyond that
 WINDOWS = (3.0, 10.0)
 TASTES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+SOFTS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 TRENDS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-RECENT = 0.1  # of the time that the data span: in it, what an event counts for the trend falls by e
 USERS_AT_ONCE = 512
 CHOOSERS = 10_000  # devices whose validation chooses; more would tell no more
+
+
+class Stage(NamedTuple):
+    """A round: what devices add up, and what the server makes of it."""
+
+    sums: Callable[[State, Histories], Statistics]
+    solved: Callable[[State, Statistics], State]
 
 
 class Mosaic(PrivateRelease):
@@ -59,7 +68,10 @@ class Mosaic(PrivateRelease):
     CLIENTS_AT_ONCE: ClassVar[int | None] = None  # its sums have no array of clients x items
 
     rounds: int = Field(
-        default=4, ge=2, description="at most: counts, bases of a factored form, the sums that train; the full form: 2"
+        default=4,
+        ge=2,
+        description="at most: counts, bases of a factored form, the sums that train; the full form has as many as it "
+        "needs, 2 and those of features= and softmax=",
     )
     lam: float = Field(default=300.0, gt=0, description="ridge penalty of what follows what")
     taste_lam: float = Field(default=300.0, gt=0, description="ridge penalty of what goes with what")
@@ -77,6 +89,12 @@ class Mosaic(PrivateRelease):
         description="random features of histories as further inputs, one more sum; 1000 to 3000 pay "
         "for themselves from about a million events on",
     )
+    softmax: int = Field(
+        default=0,
+        ge=0,
+        description="rounds in which chances of the next item are learnt; 10 where a million events are",
+    )
+    soft: float = Field(default=0.01, ge=0, description="weight of the scores behind those chances")
     folds: int = Field(
         default=0,
         ge=0,
@@ -84,20 +102,34 @@ class Mosaic(PrivateRelease):
         "all have the weights that suit most; 4 are enough",
     )
     most: int = Field(default=400, ge=2, description="items that predict others under an epsilon")
-    auto: bool = Field(default=True, description="choose window, taste and trend, where not given, by validation")
+    auto: bool = Field(default=True, description="choose window, taste, soft and trend, where not given, by validation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_many_rounds_as_needed(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("softmax") and "rounds" not in given:
+            return {**given, "rounds": 3 + int(given["softmax"])}
+        return given
 
     @model_validator(mode="after")
     def _additions_are_of_the_full_form(self) -> Mosaic:
-        wants = "features" if self.features else "folds" if self.folds else None
-        given = {"rank": self.rank, "epsilon": self.epsilon, "folds": self.folds if self.features else None}
+        wants = self._addition
+        given = {"rank": self.rank, "epsilon": self.epsilon, "folds": self.folds if wants != "folds" else None}
         other = next((name for name, value in given.items() if value), None)
         if wants and other:
             raise ValueError(f"{wants}= needs the full form without noise; leave {other}= out, or {wants}=")
         if self.folds == 1:
             raise ValueError("one fold leaves nobody who has not seen it; folds= are at least 2")
+        if self.softmax and self.rounds < 2 + bool(self.features) + self.softmax:
+            raise ValueError(f"softmax={self.softmax} takes {2 + bool(self.features) + self.softmax} rounds")
         if self.features and self.rounds < 3:
             raise ValueError("features= takes three rounds")
         return self
+
+    @property
+    def _addition(self) -> str | None:
+        """What is added to the full form, if anything is."""
+        return next((name for name in ("features", "softmax", "folds") if getattr(self, name)), None)
 
     def init(self, n_items: int, seed: int) -> State:
         """Nothing is known."""
@@ -118,9 +150,10 @@ class Mosaic(PrivateRelease):
             "fold_co": np.zeros((0, 0, 0), np.float32),
             "tried": np.zeros((0, 3)),  # its candidates: window, taste, trend
             "prior": np.zeros(0),  # and how good they are for everybody
-            "before": np.zeros((0, 0), np.float32),  # sums that the features' round needs again
-            "after": np.zeros((0, 0), np.float32),
+            **softmax.init(n_items),
+            **full.dropped(),
             "taste": np.array([self.taste]),
+            "soft": np.array([self.soft if self.softmax else 0.0]),
             "trend": np.array([self.trend]),
         }
 
@@ -144,59 +177,49 @@ class Mosaic(PrivateRelease):
         return state
 
     def done(self, state: State) -> bool:
-        """The full form has its sums after two rounds, with features after three, a factored one after all."""
-        return self._last(state, 0)
-
-    def _last(self, state: State, ahead: int) -> bool:
-        """Whether a round ahead of this state would be the last."""
-        needed = self.rounds if state["taste_basis"].size else 3 if self.features else 2
-        return int(state["stage"][0]) + ahead >= needed
+        """Whether all rounds of its form were made."""
+        return int(state["stage"][0]) >= len(self._stages(state))
 
     def statistics(self, state: State, histories: Histories) -> Statistics:
         """First events per item, and those of late; then what the form needs."""
-        if self.epsilon is not None:
-            return private.sums(state, histories, self.events) if state["stage"][0] else private.counts(histories)
-        if not state["stage"][0]:
-            return self._counts(state, histories)
-        if state["taste_basis"].size:
-            return factored.sums(state, histories, self.events, last=self._last(state, 1))
-        if state["vectors"].size:
-            return features.sums(state, histories, self.events, self.features)
-        if self.folds:
-            return gate.sums(state, histories, self.events, self.folds)
-        return full.sums(state, histories, self.events)
-
-    def _counts(self, state: State, histories: Histories) -> Statistics:
-        from fedmosaic.methods.mosaic.pairs import GRID
-
-        events = np.bincount(histories.items.values, minlength=histories.n_items).astype(np.float64)
-        if histories.times is None:
-            return {"events": events, "late": events}
-        now, span = state["clock"]
-        weights = np.exp(-(now - histories.times) / (RECENT * span))
-        late = np.zeros(histories.n_items)
-        np.add.at(late, histories.items.values, np.floor(weights * GRID + 0.5) / GRID)
-        return {"events": events, "late": late}
+        return self._stages(state)[int(state["stage"][0])].sums(state, histories)
 
     def apply(self, state: State, total: Statistics) -> State:
         """Which items predict others, and in which form; then what the form makes of its sums."""
-        state = {**state, "stage": state["stage"] + 1}
+        stage = self._stages(state)[int(state["stage"][0])]
+        state = stage.solved({**state, "stage": state["stage"] + 1}, total)
+        return {**state, **full.dropped(), **softmax.dropped(state)} if self.done(state) else state
+
+    def _stages(self, state: State) -> list[Stage]:
+        """The rounds of the form, in order; which form it is shows in the state after the first."""
+        events, ridges = self.events, (self.lam, self.taste_lam)
         if self.epsilon is not None:
-            if "events" in total:
-                return private.begun(state, total, self.most)
-            return private.solved(state, total, self.deviation(1 - private.COUNTS))
-        if "events" in total:
-            return self._begun(state, total)
-        if "features" in total:
-            return features.solved(state, total, self.lam)
+            private_solved = partial(private.solved, deviation=self.deviation(1 - private.COUNTS))
+            return [
+                Stage(lambda _, held: private.counts(held), partial(private.begun, most=self.most)),
+                Stage(partial(private.sums, events=events), private_solved),
+            ]
+        counted = Stage(rows.counts, self._begun)
+        if state["taste_basis"].size:
+            better = Stage(partial(factored.sums, events=events, last=False), factored.better_bases)
+            last = Stage(partial(factored.sums, events=events, last=True), _with(factored.solved, *ridges))
+            return [counted, *[better] * (self.rounds - 2), last]
         if self.folds:
-            return gate.solved(state, total, self.lam, self.taste_lam)
-        if not state["taste_basis"].size:
-            begun = features.begun(state, total) if self.features else state
-            return full.solved(begun, total, self.lam, self.taste_lam)
-        if not self.done(state):
-            return factored.better_bases(state, total)
-        return factored.solved(state, total, self.lam, self.taste_lam)
+            return [counted, Stage(partial(gate.sums, events=events, folds=self.folds), _with(gate.solved, *ridges))]
+        found = [counted, Stage(partial(full.sums, events=events), self._solved)]
+        if self.features:
+            lifted = partial(features.sums, events=events, features=self.features)
+            found.append(Stage(lifted, partial(features.solved, lam=self.lam)))
+        return found + [Stage(partial(softmax.sums, events=events), softmax.stepped)] * self.softmax
+
+    def _solved(self, state: State, total: Statistics) -> State:
+        """The full form, and what is added to it is begun."""
+        if self._addition:
+            state = full.kept(state, total)
+        if self.features:
+            state = features.begun(state, total)
+        state = full.solved(state, total, self.lam, self.taste_lam)
+        return softmax.begun(state) if self.softmax else state
 
     def _begun(self, state: State, total: Statistics) -> State:
         some = total["events"] >= self.least
@@ -212,8 +235,7 @@ class Mosaic(PrivateRelease):
         size = 8 * (k + self.features) * (windows * (k + self.features + m) + k) * max(self.folds, 1)
         if self.rank is None and size <= LARGEST:
             return state
-        if self.features or self.folds:
-            name = "features" if self.features else "folds"
+        if name := self._addition:
             raise SettingsError(
                 f"{name}= stands beside sums of pairs of items, and those of {m:,} items would take "
                 f"{size / 2**30:.1f} GiB with {name}={getattr(self, name)} (limit {LARGEST / 2**30:.3g}); use fewer"
@@ -227,8 +249,8 @@ class Mosaic(PrivateRelease):
     def choose(self, data: TrainingSet, state: State, held_out: Ragged) -> State:
         """The weights under which the devices' held-out items have the best NDCG@10, all items ranked.
 
-        Window and taste first, then the trend: two sums of a few scores; a third says how good each of them is, where
-        devices choose for themselves.
+        Window and taste first, then the weight of the softmax, then the trend: sums of a few scores; a further one says
+        how good each candidate is, where devices choose for themselves.
         """
         users = np.flatnonzero(held_out.lengths > 0)
         users = users[:: -(-users.size // CHOOSERS)] if users.size else users
@@ -236,18 +258,23 @@ class Mosaic(PrivateRelease):
         trends = self._candidates("trend", TRENDS) if state["clock"][1] else (self.trend,)  # none without times
         places = range(state["windows"].size)
 
-        def gains(tried: list[Candidate], cut: int = 10) -> npt.NDArray[np.float64]:
-            found = np.zeros(len(tried))
-            for begin in range(0, users.size, USERS_AT_ONCE) if len(tried) > 1 else ():
+        def gains(tried: list[Candidate], cut: int = 10, softs: Sequence[float] = (0.0,)) -> npt.NDArray[np.float64]:
+            found = np.zeros((len(softs), len(tried)))
+            for begin in range(0, users.size, USERS_AT_ONCE) if found.size > 1 else ():
                 some = users[begin : begin + USERS_AT_ONCE]
-                found += self.judged(state, data.held.take(some), held_out.take(some), tried, cut).sum(axis=0)
-            return found
+                for at, soft in enumerate(softs):
+                    asked = {**state, "soft": np.array([soft])}
+                    found[at] += self.judged(asked, data.held.take(some), held_out.take(some), tried, cut).sum(axis=0)
+            return found.ravel()
 
         tried = [(window, taste, self.trend) for window in places for taste in tastes]
-        window, taste, _ = tried[int(np.argmax(gains(tried)))]  # the first of equals
+        best = tried[int(np.argmax(gains(tried)))]  # the first of equals
+        softs = self._candidates("soft", SOFTS) if state["soft_map"].size else (0.0,)
+        soft = softs[int(np.argmax(gains([best], softs=softs)))]
+        window, taste, _ = best
         tried = [(window, taste, trend) for trend in trends]
-        trend = tried[int(np.argmax(gains(tried)))][2]
-        chosen = {**state, "taste": np.array([taste]), "trend": np.array([trend])}
+        trend = tried[int(np.argmax(gains(tried, softs=(soft,))))][2]
+        chosen = {**state, "taste": np.array([taste]), "trend": np.array([trend]), "soft": np.array([soft])}
         if self.folds:
             every = [(w, t, trend) for w in places for t in tastes]
             prior = gains(every, data.n_items) / max(users.size, 1)
@@ -258,6 +285,7 @@ class Mosaic(PrivateRelease):
             "sequence": state["sequence"][window : window + 1],
             "windows": state["windows"][window : window + 1],
             "lifted": state["lifted"] if featured else state["lifted"][:0],
+            "soft_map": state["soft_map"] if soft else state["soft_map"][:0],
         }
 
     def judged(
@@ -287,34 +315,24 @@ class Mosaic(PrivateRelease):
         return state["windows"].size - 1 if state["lifted"].size else 0
 
     def order_scores(self, state: State, histories: Histories, window: int) -> F32:
-        """x_u B_s; the last candidate has features, where there are any."""
+        """x_u B_s; the last candidate has features, where there are any; and the softmax, as it is weighed."""
         if histories.times is None or not state["sequence"].size:
             return np.zeros((len(histories), histories.n_items), np.float32)
-        weights = self._weights(state, histories, window)
-        x = _rows(state["inputs"][histories.items.values], histories.items.rows, weights, len(histories), state)
-        found = np.asarray(_within(x, state["basis"]) @ state["sequence"][window])
+        x = rows.before(state, histories, state["windows"][window], self.events)
+        found = np.asarray(rows.within(x, state["basis"]) @ state["sequence"][window])
+        if state["soft"][0] and state["soft_map"].size:
+            found += softmax.scores(state, histories, self._windows[0], self.events)
         if state["lifted"].size and window == state["windows"].size - 1:
             found += features.scores(state, histories, self.events)
         return found
-
-    def _weights(self, state: State, histories: Histories, window: int) -> Any:
-        """What every event weighs for the item that comes next."""
-        from fedmosaic.methods.mosaic.pairs import next_weights
-
-        weights = np.empty(histories.items.values.size, np.float64)
-        decay = np.array([state["windows"][window], self.events])
-        next_weights(histories.items.offsets, histories.times, decay, weights)
-        return weights
 
     def taste_scores(self, state: State, histories: Histories) -> F32:
         """r_u B_e / sqrt|r_u|."""
         found = np.zeros((len(histories), histories.n_items), np.float32)
         if not state["co"].size:
             return found
-        distinct = histories.items.unique()
-        weights = (1 / np.sqrt(np.maximum(distinct.lengths, 1)))[distinct.rows]
-        r = _rows(state["inputs"][distinct.values], distinct.rows, weights, len(histories), state)
-        found[:, state["inputs"] >= 0] = np.asarray(_within(r, state["taste_basis"]) @ state["co"])
+        r = rows.whole(state, histories)
+        found[:, state["inputs"] >= 0] = np.asarray(rows.within(r, state["taste_basis"]) @ state["co"])
         return found
 
     def trend_scores(self, state: State, histories: Histories, trend: Any) -> F32:
@@ -323,7 +341,7 @@ class Mosaic(PrivateRelease):
         return np.asarray(weight[:, None] * state["recent"])
 
     def shares(self, state: State, history: Histories, item: int) -> Scores:
-        """What an event weighs now times B_s, and taste times B_e; the trend is nobody's."""
+        """What an event weighs now times B_s and the softmax, and taste times B_e; trend and biases are nobody's."""
         if state["lifted"].size:
             raise SettingsError("with features= events speak together, and none has a share of its own; use features=0")
         window, taste = self._place(state), state["taste"][0]
@@ -332,11 +350,14 @@ class Mosaic(PrivateRelease):
         places = state["inputs"][history.items.values]
         known, found = places >= 0, np.zeros(places.size, np.float32)
         if history.times is not None:
-            column = _column(state["basis"], state["sequence"][int(window)], places[known], item)
-            found[known] = self._weights(state, history, int(window))[known] * column
+            column = rows.column(state["basis"], state["sequence"][int(window)], places[known], item)
+            found[known] = rows.weights(history, state["windows"][int(window)], self.events)[known] * column
+            if state["soft_map"].size:
+                column = state["soft"][0] * state["soft_map"][places[known], item]
+                found[known] += rows.weights(history, self._windows[0], self.events)[known] * column
         if (place := state["inputs"][item]) >= 0:
             size = np.sqrt(max(history.items.unique().lengths[0], 1))
-            column = _column(state["taste_basis"], state["co"], places[known], place)
+            column = rows.column(state["taste_basis"], state["co"], places[known], place)
             found[known] += taste / size * column
         return found
 
@@ -350,23 +371,9 @@ class Mosaic(PrivateRelease):
         return found
 
 
-def _rows(places: Any, rows: Any, weights: Any, users: int, state: State) -> Any:
-    """Histories as a matrix of users x items that predict."""
-    from scipy import sparse
-
-    near = (weights > 0) & (places >= 0)
-    shape = (users, int(state["inputs"].max(initial=-1)) + 1)
-    return sparse.csr_array((weights[near].astype(np.float32), (rows[near], places[near])), shape=shape)
-
-
-def _within(rows: Any, basis: F32) -> Any:
-    """Rows in a factored form's basis; in the full form as they are."""
-    return rows @ basis if basis.size else rows
-
-
-def _column(basis: F32, weights: F32, places: Any, item: int) -> F32:
-    """What some of the items that predict say about one item: rows of a factored product, or of a matrix."""
-    return np.asarray(basis[places] @ weights[:, item] if basis.size else weights[places, item])
+def _with(solved: Callable[..., State], *settings: float) -> Callable[[State, Statistics], State]:
+    """What makes a state of a sum, with its settings behind."""
+    return lambda state, total: solved(state, total, *settings)
 
 
 METHODS = (
