@@ -129,7 +129,7 @@ def test_learning_law_checkerboard(method: str) -> None:
 
 
 def test_limits_and_settings_are_refused_clearly() -> None:
-    with pytest.raises(SettingsError, match="Use ials instead"):
+    with pytest.raises(SettingsError, match="mosaic and ials do without"):
         EASE().init(1_000_000, 0)
     with pytest.raises(SettingsError, match="setting lam of method ease: Input should be greater than 0"):
         registry.entry("ease").build({"lam": -1})

@@ -56,6 +56,8 @@ class Agreement(BaseModel):
         method = registry.entry(self.method).build(self.method_settings)
         if not isinstance(method, Federation) or method.pooled:
             raise SettingsError(f"{self.method} cannot be deployed: its rounds are not uploads that add up")
+        if method.team is not None:
+            raise SettingsError("secure=true cannot be deployed yet: nodes send plain sums; leave it out")
         if self.support == "padded" and self.row_quota is not None and self.row_quota < SMALLEST_PAD:
             raise SettingsError(f"padded uploads have {SMALLEST_PAD} rows at least; row_quota={self.row_quota} is less")
         if method.algorithm.server.weights != "equal":

@@ -102,10 +102,10 @@ class Federation:
         up, down = algorithm.traffic(data.n_items, touched, done.total.numbers / clients, received)
         return RoundRecord(
             clients=done.total.clients,
-            bytes_up=up,
+            bytes_up=up if done.sent is None else done.sent,
             bytes_down=down,
             loss=done.total.loss / clients,
-            touched_rows=float(np.round(touched, 1)),
+            touched_rows=float(np.round(touched, 1)) if done.sent is None else None,  # masks hide them
         )
 
     def _answers(

@@ -35,6 +35,7 @@ class Outcome:
     total: UploadSum
     devices: DeviceStore
     answers: Array | None  # flat, like the query
+    sent: int | None = None  # bytes of a client, where they are not those of plain numbers
 
 
 def users_of(members: Ragged, places: I64) -> I64:

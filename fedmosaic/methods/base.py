@@ -24,6 +24,7 @@ from fedmosaic.core.errors import SettingsError, UnknownNameError, warn_renamed
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.choice import check_engine
 from fedmosaic.engines.federation import Federation
+from fedmosaic.engines.secure import SecureTeam, check_adds_up
 from fedmosaic.training.method import Method
 
 S = TypeVar("S", bound=BaseModel)
@@ -71,6 +72,11 @@ class FederatedSettings(RoundSettings):
     )
     weights: Weights = Field(
         default="equal", description="of clients in the server's mean; size = by the examples they trained on"
+    )
+
+    secure: bool = Field(
+        default=False,
+        description="clients mask what they send, and the server learns the sum alone: the same numbers, in more time",
     )
 
     @field_validator("engine")
@@ -158,7 +164,9 @@ def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -
         whole = replace(whole, objective=innermost(whole.objective, bpr))
     if s.weights == "size":  # a server that says so itself stays as it is
         whole = replace(whole, server=replace(whole.server, weights="size"))
-    return Federation(whole, s.rounds, s.participation, engine=s.engine)
+    if s.secure:
+        check_adds_up(whole)
+    return Federation(whole, s.rounds, s.participation, engine=s.engine, team=SecureTeam() if s.secure else None)
 
 
 def one_pass(s: RoundSettings, *phases: Phase) -> Pass:

@@ -18,13 +18,16 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedmosaic.core.errors import ForeignError, SettingsError
-from fedmosaic.core.ragged import Ragged
+from fedmosaic.core.errors import ForeignError, ScoreError, SettingsError
+from fedmosaic.core.files import digest_of
+from fedmosaic.core.fixed_point import SCALE
+from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.core.threads import deal, thread_count
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import Scorer
 from fedmosaic.methods.base import MethodSettings
+from fedmosaic.privacy.secure_sum import SumTerms, check_installed, simulated
 from fedmosaic.training.method import RoundRecord
 
 if TYPE_CHECKING:
@@ -43,6 +46,11 @@ class ClosedForm(MethodSettings, ABC):
     CLIENTS_AT_ONCE: ClassVar[int | None] = 2048  # in one array of clients x items; none: it makes no such array
 
     rounds: int = Field(default=1, ge=1, le=1, description="how many times the clients are asked: one sum is enough")
+
+    secure: bool = Field(
+        default=False,
+        description="clients mask what they send, and the server learns the sum alone: the same numbers, in more time",
+    )
 
     @abstractmethod
     def init(self, n_items: int, seed: int) -> State:
@@ -79,7 +87,9 @@ class ClosedForm(MethodSettings, ABC):
         )
 
     def check_installed(self) -> None:
-        """Closed forms need nothing beyond the library."""
+        """Closed forms need nothing beyond the library, but for their masks."""
+        if self.secure:
+            check_installed()
 
     def start(self, data: TrainingSet, seed: int) -> State:
         """State before round 1."""
@@ -89,8 +99,8 @@ class ClosedForm(MethodSettings, ABC):
         self, data: TrainingSet, state: State, round: int, seed: int, query: Ragged | None = None
     ) -> tuple[State, RoundRecord, None]:
         """Ask every client once, sum, solve."""
-        summed = self.released(total(self, state, data.held), round, seed)
-        up, down = (sum(a.nbytes for a in arrays.values()) for arrays in (summed, state))  # a client sends as much
+        summed, up = masked_total(self, state, data.held, round) if self.secure else plain_total(self, state, data.held)
+        summed, down = self.released(summed, round, seed), sum(a.nbytes for a in state.values())
         record = RoundRecord(clients=len(data.histories), bytes_up=up, bytes_down=down)
         return self.apply(state, summed), record, None
 
@@ -124,6 +134,30 @@ def total(form: ClosedForm, state: State, histories: Histories, clients_per_chun
         for name, value in form.statistics(state, chunk).items():
             result[name] = result[name] + value if name in result else value
     return result
+
+
+def plain_total(form: ClosedForm, state: State, histories: Histories) -> tuple[Statistics, int]:
+    """The sum, and the bytes that every client sends for it."""
+    summed = total(form, state, histories)
+    return summed, sum(a.nbytes for a in summed.values())
+
+
+def masked_total(form: ClosedForm, state: State, histories: Histories, round: int) -> tuple[Statistics, int]:
+    """The same by a secure sum over clients, in fixed point; numbers on a coarser grid lose nothing by it."""
+    like = form.statistics(state, histories.take(np.zeros(0, np.int64)))
+
+    def work(client: int) -> I64:
+        own = form.statistics(state, histories.take(np.array([client])))
+        numbers = np.concatenate([own[name].reshape(-1) for name in like]) * SCALE
+        if np.abs(numbers).max(initial=0) * len(histories) >= 2.0**63:
+            raise ScoreError("secure=true: a sum of numbers this large would not fit into 64 bits")
+        return np.floor(numbers + 0.5).astype(np.int64)
+
+    terms = SumTerms("simulation", round, digest_of(state), tuple(range(len(histories))))
+    vector, _, size = simulated(work, terms)
+    cuts = np.cumsum([value.size for value in like.values()])[:-1]
+    parts = zip(like.items(), np.split(vector / SCALE, cuts), strict=True)
+    return {name: part.reshape(value.shape).astype(value.dtype) for (name, value), part in parts}, size
 
 
 def fit(form: ClosedForm, histories: Histories, *, seed: int = 0, clients_per_chunk: int | None = None) -> State:

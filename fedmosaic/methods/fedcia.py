@@ -26,6 +26,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedmosaic.core import keys
+from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.histories import Histories
@@ -84,6 +85,8 @@ class FedCIA(ClosedForm):
         """Ask every client once; where clients hold several users, for the similarity within each of them."""
         if data.silos is None:
             return super().advance(data, state, round, seed, query)
+        if self.secure:
+            raise SettingsError("secure=true masks what clients with one user send; these hold several")
         up, down = self.traffic(data.n_items)
         total = self.of_silos(data.histories.to_csr(data.n_items), data.silos)
         return self.apply(state, total), RoundRecord(data.n_clients, up, down), None

@@ -77,6 +77,8 @@ class IALS(ClosedForm):
         self, data: TrainingSet, state: State, round: int, seed: int, query: Ragged | None = None
     ) -> tuple[State, RoundRecord, None]:
         """Both half steps at once: what `apply` makes of all clients' `statistics`, up to float32."""
+        if self.secure:
+            return super().advance(data, state, round, seed, query)
         held = data.held.csr
         x = self._solved(state["item"], held, np.float32)
         item = self._solved(x, held.T.tocsr(), np.float32)

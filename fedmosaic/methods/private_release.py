@@ -20,6 +20,7 @@ class PrivateRelease(ClosedForm):
 
     def check_installed(self) -> None:
         """An epsilon needs something that can count it."""
+        super().check_installed()
         if self.epsilon is not None:
             release.check_accountant()
 
