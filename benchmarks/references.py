@@ -1,4 +1,7 @@
-"""iALS beside `implicit` (pip install implicit): CPU seconds of a pass over users and items, one thread, interleaved.
+"""References beside peers (pip install implicit), one thread, interleaved, CPU seconds.
+
+iALS: a pass over users and items, beside `implicit`'s exact solver. ItemKNN: 100 neighbours by cosine, beside its
+`CosineRecommender`. EASE: beside the few lines of NumPy that were published with it.
 
 `implicit` weighs an observed pair by c and an unobserved one by 1: c = 1 + 1/w0 gives it our systems. With c = 1, a
 matrix of ones, it adds 0 · y y' for every pair, at which BLAS returns at once; the last columns have that time, too.
@@ -22,7 +25,9 @@ from scipy.sparse import csr_matrix
 from fedmosaic import leave_one_out, load
 from fedmosaic.core.threads import use_threads
 from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.methods.ease import EASE
 from fedmosaic.methods.ials import IALS
+from fedmosaic.methods.itemknn import ItemKNN
 from fedmosaic.report.console import print_table
 
 
@@ -42,6 +47,34 @@ def peer(form: IALS, weights: Any) -> float:
                                         use_gpu=False, num_threads=1)  # fmt: skip
         taken.append(cpu_seconds(partial(model.fit, weights, show_progress=False)))
     return (taken[1] - taken[0]) / 2
+
+
+def closed_forms(data: TrainingSet, ones: Any, repeats: int) -> list[list[str]]:
+    """EASE and ItemKNN: everything between histories and weights."""
+    from implicit.nearest_neighbours import CosineRecommender
+
+    def published() -> None:
+        held = ones.astype(np.float64)
+        gram = (held.T @ held).toarray()
+        gram[np.diag_indices_from(gram)] += EASE().lam
+        inverse = np.linalg.inv(gram)
+        weights = inverse / -np.diag(inverse)
+        weights[np.diag_indices_from(weights)] = 0
+
+    rows = []
+
+    def neighbours() -> None:
+        CosineRecommender(K=100, num_threads=1).fit(ones, show_progress=False)
+
+    for name, form, other in (("EASE", EASE(), published), ("ItemKNN", ItemKNN(neighbours=100), neighbours)):
+        form.advance(data, form.start(data, 0), 1, 0)  # compile
+        ours, theirs = [], []
+        for _ in range(repeats):
+            ours.append(cpu_seconds(partial(form.advance, data, form.start(data, 0), 1, 0)))
+            theirs.append(cpu_seconds(other))
+        mine, his = statistics.median(ours), statistics.median(theirs)
+        rows.append([name, f"{mine:.2f}", f"{his:.2f}", f"{mine / his:.2f}"])
+    return rows
 
 
 def main() -> None:
@@ -71,6 +104,8 @@ def main() -> None:
         rows.append([str(dim), *found])
     print_table(f"iALS on {args.data}, a pass, one thread, float32, CPU seconds, median of {args.repeats}",
                 ["width", "ours", "implicit, exact", "ratio", "with c = 1", "ratio"], rows)  # fmt: skip
+    forms = closed_forms(data, ones, args.repeats)
+    print_table(f"closed forms on {args.data}, one thread, CPU seconds", ["method", "ours", "peer", "ratio"], forms)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ from fedmosaic.evaluation.evaluate import evaluate
 from fedmosaic.methods.closed_form import State, fit, total
 from fedmosaic.methods.ease import EASE
 from fedmosaic.methods.mosaic.method import Mosaic
-from fedmosaic.methods.mosaic.pairs import add_pairs, mirror, next_weights
+from fedmosaic.methods.mosaic.pairs import add_pairs, next_weights
 from fedmosaic.methods.mosaic.scans import project, project_together
+from fedmosaic.methods.pair_counts import mirror
 from fedmosaic.methods.registry import entry
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +30,6 @@ from fedmosaic.evaluation.evaluate import Scorer
 from fedmosaic.methods.base import MethodSettings
 from fedmosaic.privacy.secure_sum import SumTerms, check_installed, simulated
 from fedmosaic.training.method import RoundRecord
-
-if TYPE_CHECKING:
-    from scipy import sparse
 
 State = Mapping[str, npt.NDArray[Any]]  # the server's, by name
 Statistics = dict[str, npt.NDArray[Any]]  # of clients; they add up
@@ -201,13 +199,57 @@ def refuse_many_items(method: str, n_items: int) -> None:
         )
 
 
-def gram(held: sparse.csr_array) -> npt.NDArray[np.float64]:
-    """Co-occurrence counts R'R of a group of clients; exact integers in float64."""
-    m = held.shape[1]
-    if held.nnz > 0.01 * held.shape[0] * m:  # dense enough that BLAS beats the sparse product
-        dense = held.toarray()
-        return np.asarray(dense.T @ dense, dtype=np.float64)
-    return np.asarray((held.T @ held).toarray(), dtype=np.float64)
+def gram(histories: Histories) -> npt.NDArray[np.float64]:
+    """Co-occurrence counts R'R of a group of clients; exact integers in float64.
+
+    >>> gram(Histories(Ragged.from_rows([[0, 1], [1, 1]]), 3)).tolist()
+    [[1.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    events = np.bincount(histories.items.values, minlength=histories.n_items)
+    return pair_counts(histories, np.arange(histories.n_items, dtype=np.int32), events)
+
+
+def pair_counts(histories: Histories, inputs: npt.NDArray[np.int32], events: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same of some items: `inputs` has every item's place, or -1. events: of each place, to share the work by."""
+    from fedmosaic.methods.pair_counts import add_together
+
+    k = events.size
+    both = np.zeros((k, k))
+    work = partial(add_together, histories.items.values, histories.items.offsets, inputs, both)
+    by_rows(k, work, events * np.arange(k, 0, -1.0))
+    mirrored(both)
+    return both
+
+
+def mirrored(half: npt.NDArray[np.float64]) -> None:
+    """half <- half + half', in place."""
+    from fedmosaic.methods.pair_counts import mirror
+
+    size = len(half)
+    by_rows(size, partial(mirror, half), np.arange(size, 0, -1.0))
+
+
+def zero_diagonal(
+    g: npt.NDArray[np.float64], lam: float, precision: type[np.floating[Any]] = np.float64
+) -> npt.NDArray[np.float32]:
+    """B = -P / diag P with a diagonal of zeros, P = (G + lam I)^-1: EASE. By Cholesky, in place.
+
+    >>> zero_diagonal(np.ones((2, 2)), 1.0).tolist()
+    [[0.0, 0.5], [0.5, 0.0]]
+    """
+    from scipy.linalg import lapack
+
+    left = np.array(g, dtype=precision, order="F")
+    left[np.diag_indices_from(left)] += precision(lam)
+    factorise, invert = lapack.get_lapack_funcs(("potrf", "potri"), (left,))
+    factor, wrong = factorise(left, lower=1, overwrite_a=1)
+    inverse, failed = invert(factor, lower=1, overwrite_c=1)
+    if wrong or failed:
+        raise SettingsError(f"the sums cannot be inverted with a penalty of {lam:g}; use a larger one")
+    inverse = np.tril(inverse) + np.tril(inverse, -1).T
+    weights = np.ascontiguousarray(-inverse / np.diag(inverse), dtype=np.float32)
+    np.fill_diagonal(weights, 0)
+    return weights
 
 
 def _chunks(histories: Histories, size: int) -> Iterator[Histories]:

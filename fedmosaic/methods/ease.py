@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from fedmosaic.data.histories import Histories
 from fedmosaic.methods.base import Entry
-from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, gram, refuse_many_items
+from fedmosaic.methods.closed_form import ClosedForm, Scores, State, Statistics, gram, refuse_many_items, zero_diagonal
 
 
 class EASE(ClosedForm):
     """score(u, ·) = r_u B,  B = I - P diag(1 / P),  P = (R'R + lam I)^-1, diagonal of B zero."""
+
+    CLIENTS_AT_ONCE: ClassVar[int | None] = None
 
     lam: float = Field(default=500.0, gt=0, description="ridge penalty")
 
@@ -23,18 +27,11 @@ class EASE(ClosedForm):
 
     def statistics(self, state: State, histories: Histories) -> Statistics:
         """Co-occurrence counts of a group of clients."""
-        return {"gram": gram(histories.csr)}
+        return {"gram": gram(histories)}
 
     def apply(self, state: State, total: Statistics) -> State:
-        """Invert the summed Gram matrix, by Cholesky."""
-        from scipy import linalg
-
-        g = total["gram"].copy()
-        g[np.diag_indices_from(g)] += self.lam
-        p = linalg.cho_solve(linalg.cho_factor(g, lower=True, overwrite_a=True), np.eye(g.shape[0]), overwrite_b=True)
-        weights = (-p / np.diag(p)).astype(np.float32)
-        np.fill_diagonal(weights, 0)
-        return {"weights": weights}
+        """Invert the summed Gram matrix."""
+        return {"weights": zero_diagonal(total["gram"], self.lam)}
 
     def scores(self, state: State, histories: Histories) -> Scores:
         """The user's row times the weights."""

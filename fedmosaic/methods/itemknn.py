@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
@@ -17,6 +19,8 @@ class ItemKNN(ClosedForm):
     sim(j, l) = G_jl / (sqrt(G_jj G_ll) + shrink), G = R'R.
     """
 
+    CLIENTS_AT_ONCE: ClassVar[int | None] = None
+
     neighbours: int | None = Field(default=None, ge=1, description="similar items kept per item; none keeps all")
     shrink: float = Field(default=0.0, ge=0, description="pulls similarities of rare items towards 0")
 
@@ -27,7 +31,7 @@ class ItemKNN(ClosedForm):
 
     def statistics(self, state: State, histories: Histories) -> Statistics:
         """Co-occurrence counts of a group of clients."""
-        return {"gram": gram(histories.csr)}
+        return {"gram": gram(histories)}
 
     def apply(self, state: State, total: Statistics) -> State:
         """Cosine, zero diagonal, nearest neighbours of each item."""
