@@ -60,13 +60,19 @@ def draw_cohort(n_clients: int, share: float, *, seed: int, round: int) -> I64:
     return np.sort(np.argpartition(ticket, wanted)[:wanted])
 
 
-def cohort_of(data: TrainingSet, share: float, *, seed: int, round: int) -> I64:
-    """The clients of a round among those that hold at least one event; a device without has nothing to train on."""
+def cohort_of(data: TrainingSet, share: float, *, seed: int, round: int, alone: bool = False) -> I64:
+    """The clients of a round among those that hold at least one event; a device without has nothing to train on.
+
+    alone: every client is drawn by itself, so that how many there are depends on luck; else as many as the share says.
+    """
     members = data.members(np.arange(data.n_clients))
     events = np.bincount(members.rows, weights=data.histories.lengths[members.values], minlength=data.n_clients)
     able = np.flatnonzero(events > 0)
     if not able.size:
         raise SettingsError("nobody has a history; there is nothing to train on")
+    if alone and share < 1:
+        ticket = keys.draws(keys.derive(seed=seed, purpose=keys.Purpose.COHORT, round=round), data.n_clients)
+        return able[ticket[able] < share * 2.0**64]
     return able[draw_cohort(able.size, share, seed=seed, round=round)]
 
 

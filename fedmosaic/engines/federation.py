@@ -11,9 +11,10 @@ import numpy.typing as npt
 from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import Axis
+from fedmosaic.algorithm.upload import Noise, UploadSum
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.ragged import I64, Ragged, slots
-from fedmosaic.data.batches import cohort_of
+from fedmosaic.data.batches import cohort_of, round_half_up
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.choice import choose, holding_of
 from fedmosaic.engines.engine import Engine, Holding, Team
@@ -21,6 +22,8 @@ from fedmosaic.engines.scorer import DeviceScorer, common_tables, in_common
 from fedmosaic.engines.state import Array, Arrays, FederationState, Replay, ServerState, first_devices
 from fedmosaic.engines.task import Outcome, Task
 from fedmosaic.engines.uploads import add_noise, apply
+from fedmosaic.privacy.budget import Budget
+from fedmosaic.privacy.release import check_accountant
 from fedmosaic.training.method import RoundRecord
 
 # local work of a round; work of a device that is asked; answers with what is everybody's (central training)
@@ -37,11 +40,14 @@ class Federation:
     pooled: bool = False  # one client that holds everybody: central training
     engine: str = "auto"
     team: Team | None = None  # the processes that share the work; none: this one alone
+    budget: Budget | None = None  # an epsilon, and what keeps it
     _engines: dict[tuple[Purpose, Holding], Engine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check_installed(self) -> None:
         """Refuse an algorithm that no installed engine runs."""
         self._engine("local", "everybody" if self.pooled else "user", self.algorithm)
+        if self.budget is not None:
+            check_accountant()
 
     def start(self, data: TrainingSet, seed: int) -> FederationState:
         """Server and devices before round 1."""
@@ -54,15 +60,17 @@ class Federation:
         self, data: TrainingSet, state: FederationState, round: int, seed: int, query: Ragged | None = None
     ) -> tuple[FederationState, RoundRecord, Array | None]:
         """One round: cohort, local work, sum, server step; and, per user, the scores that the query asks for."""
+        if self.budget is not None:
+            self.budget.check(round)
         data, tuned = self._arranged(data), self.algorithm.answers_with_tuned_copy
         ctx = Context(round, seed, data.n_items, data.n_clients)
-        cohort = cohort_of(data, self.participation, seed=seed, round=round)
+        cohort = cohort_of(data, self.participation, seed=seed, round=round, alone=self.budget is not None)
         members = data.members(cohort).values.astype(np.int64)
         asked = None
         if query is not None and tuned:
             asked = query if members.size == data.n_users and data.silos is None else query.take(members)
         worked, done = self.contribute(data, state, ctx, cohort, asked)
-        after = replace(worked, server=apply(self.algorithm, worked.server, done.total, ctx))
+        after = replace(worked, server=apply(self.algorithm, worked.server, self._released(data, done.total, ctx), ctx))
         answers = None if query is None else self._answers(data, state, after, query, members, done.answers)
         if tuned:  # users who are not drawn next round answer as they did now
             after = replace(after, answers=answers, asked=query)
@@ -75,13 +83,40 @@ class Federation:
         task = Task(data, state.server.params, state.devices, ctx, cohort, asked)
         engine = self.engine_for(data)
         done = engine.run(task) if self.team is None else self.team.round(engine, self.algorithm, task)
-        add_noise(self.algorithm, done.total, data.ids_of(cohort), ctx)
+        add_noise(self._with_shares(data, cohort), done.total, data.ids_of(cohort), ctx)
         last = state.last.copy()
         last[cohort] = ctx.round
         after = replace(state, devices=done.devices, last=last)
         if self.algorithm.answers_with_tuned_copy:
             after = replace(after, replay=self._remembered(data, state, last, cohort, ctx.round))
         return after, done
+
+    def _expected(self, data: TrainingSet) -> int:
+        """Clients of a round on average; a number that everybody knows."""
+        return max(1, round_half_up(self.participation * data.n_clients))
+
+    def _with_shares(self, data: TrainingSet, cohort: I64) -> Algorithm:
+        """The algorithm with what every device adds of the noise, where devices do."""
+        if self.budget is None or self.budget.trust == "server":
+            return self.algorithm
+        self.budget.check_enough(cohort.size, self._expected(data))
+        return self._noisy(self.budget.noise(self._expected(data)))
+
+    def _noisy(self, noise: Noise) -> Algorithm:
+        return replace(self.algorithm, upload=replace(self.algorithm.upload, noise=noise))
+
+    def _released(self, data: TrainingSet, total: UploadSum, ctx: Context) -> UploadSum:
+        """What the server may use of a sum. Under an epsilon a mean divides by the expected number of clients."""
+        if self.budget is None:
+            return total
+        if self.budget.trust == "server":  # one draw for all
+            add_noise(self._noisy(self.budget.noise(self._expected(data))), total, np.zeros(1, np.int64), ctx)
+        return replace(total, clients=self._expected(data))
+
+    @property
+    def promise(self) -> str | None:
+        """What the epsilon means, where there is one."""
+        return None if self.budget is None else self.budget.promise
 
     def engine_for(self, data: TrainingSet) -> Engine:
         """The engine that runs this algorithm on such data; decided once."""
@@ -95,6 +130,7 @@ class Federation:
     def _record(self, data: TrainingSet, state: FederationState, done: Outcome) -> RoundRecord:
         clients, algorithm = max(done.total.clients, 1), self.algorithm
         touched = float(done.total.touched.sum()) / clients
+        hidden = done.sent is not None or self.budget is not None
         received = None
         if algorithm.upload.support == "nonzero":
             tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
@@ -104,8 +140,8 @@ class Federation:
             clients=done.total.clients,
             bytes_up=up if done.sent is None else done.sent,
             bytes_down=down,
-            loss=done.total.loss / clients,
-            touched_rows=float(np.round(touched, 1)) if done.sent is None else None,  # masks hide them
+            loss=done.total.loss / clients if self.budget is None else None,  # an epsilon does not cover it
+            touched_rows=None if hidden else float(np.round(touched, 1)),
         )
 
     def _answers(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
 from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, compose
 from fedmosaic.algorithm.local import Pass, Phase
@@ -25,6 +25,7 @@ from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.choice import check_engine
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.secure import SecureTeam, check_adds_up
+from fedmosaic.privacy.budget import Budget, Trust, bounded
 from fedmosaic.training.method import Method
 
 S = TypeVar("S", bound=BaseModel)
@@ -78,6 +79,21 @@ class FederatedSettings(RoundSettings):
         default=False,
         description="clients mask what they send, and the server learns the sum alone: the same numbers, in more time",
     )
+
+    epsilon: float | None = Field(
+        default=None, gt=0, description="privacy of a user's whole history over all rounds; none: no bound, no noise"
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="chance that epsilon leaves open")
+    upload_clip: float = Field(default=1.0, gt=0, description="with an epsilon: largest norm of what a client sends")
+    trust: Trust = Field(
+        default="server", description="with an epsilon: who adds the noise; devices in shares, under secure=true"
+    )
+
+    @model_validator(mode="after")
+    def _shares_are_masked(self) -> FederatedSettings:
+        if self.epsilon is not None and self.trust == "devices" and not self.secure:
+            raise ValueError("trust=devices: a share of the noise protects nobody alone; give secure=true, too")
+        return self
 
     @field_validator("engine")
     @classmethod
@@ -164,9 +180,14 @@ def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -
         whole = replace(whole, objective=innermost(whole.objective, bpr))
     if s.weights == "size":  # a server that says so itself stays as it is
         whole = replace(whole, server=replace(whole.server, weights="size"))
-    if s.secure:
+    budget = None
+    if s.epsilon is not None:
+        budget = Budget(s.epsilon, s.delta, s.upload_clip, s.rounds, s.participation, s.trust)
+        whole = bounded(budget)(whole)
+    team = SecureTeam() if s.secure else None
+    if team is not None:
         check_adds_up(whole)
-    return Federation(whole, s.rounds, s.participation, engine=s.engine, team=SecureTeam() if s.secure else None)
+    return Federation(whole, s.rounds, s.participation, engine=s.engine, team=team, budget=budget)
 
 
 def one_pass(s: RoundSettings, *phases: Phase) -> Pass:
