@@ -15,8 +15,8 @@ import fedmosaic
 ROOT = Path(fedmosaic.__file__).parent
 # Rooms from the ground up: a module imports from its own room and from rooms below, nowhere else.
 ROOMS = (
-    "core", "data", "evaluation", "training", "algorithm", "privacy", "engines", "methods", "serving", "runs", "deploy",
-    "report", "reproduce", "cli",
+    "core", "data", "evaluation", "training", "algorithm", "privacy", "engines", "methods", "serving", "runs", "audit",
+    "deploy", "report", "reproduce", "cli",
 )  # fmt: skip
 # Modules outside the rooms, and why: the public names, the command, what others extend with, what others test with.
 LOOSE = ("__init__", "__main__", "extend", "testing")

@@ -68,6 +68,38 @@ def compare(
 
 
 @app.command()
+def audit(
+    method: Annotated[str, typer.Argument(help="A method (`fedmosaic list methods`).")],
+    data: Annotated[str, typer.Argument(metavar="DATASET", help="A data set or a file.")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as of run.")] = None,
+    rounds: Annotated[str, typer.Option(help="Rounds whose single uploads are looked at.")] = "1,10,30",
+    imports: Imports = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack a method: what a curious server reads off single uploads, what malicious clients do to lists."""
+    from fedmosaic.audit.audit import audited
+    from fedmosaic.report.tables import audit_tables
+    from fedmosaic.runs.settings import Settings, parse_pairs
+
+    numbers = [int(word) for word in rounds.split(",") if word.strip().isdigit() and int(word) > 0]
+    if len(numbers) != len(rounds.split(",")):
+        raise SettingsError(f"--rounds are numbers from 1 on, with commas between them; got {rounds!r}")
+    chosen = Settings.make(method, data, parse_pairs(settings or []))
+    note_licence(data, data_dir)
+    built, split = chosen.build(), chosen.split_data(chosen.load_data(data_dir))
+    built.check_installed()
+    tell = (lambda words: None) if quiet else lambda words: print(words, file=sys.stderr, flush=True)
+    found = audited(built, split, rounds=numbers, seed=chosen.seed, say=tell)
+    if as_json:
+        print(json.dumps(found.plain()))
+        return
+    for table in audit_tables(f"{method} on {data}", found):
+        table.show()
+
+
+@app.command()
 def reproduce(
     card: Annotated[str, typer.Argument(help="A card (`fedmosaic list cards`), or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Small data sets, few rounds, one seed: minutes.")] = False,

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedmosaic.audit.audit import Audit
 from fedmosaic.core.errors import UnknownNameError
 from fedmosaic.report.console import print_table
 from fedmosaic.runs.comparison import COLUMNS, Comparison, Row, key_of
@@ -128,3 +129,16 @@ def _costs(row: Row) -> list[str]:
         return ["", "", "", ""]
     kilobytes = (f"{row.cost[k] / 1000:,.1f}" for k in ("bytes_up", "bytes_down"))
     return [f"{row.cost['seconds']:.1f}", f"{row.cost['peak_mb']:.0f}", *kilobytes]
+
+
+def audit_tables(title: str, found: Audit) -> list[Table]:
+    """What a server guessed, beside what popularity guesses; what malicious clients reached, bounded and not."""
+    rows = [("popularity, nothing seen", "", f"{found.prior.f1:.3f}", f"{found.prior.auc:.3f}")]
+    rows += [(f.attack, str(f.round), f"{f.f1:.3f}", f"{f.auc:.3f}") for f in found.inference]
+    tables = [Table(f"{title}: a curious server guesses histories", ("attack", "round", "F1", "AUC"), tuple(rows))]
+    harm = [
+        (d.attack, f"{d.share:.1%}", "bounded" if d.bounded else "no", f"{d.er:.3f}", f"{100 * d.hr:.1f}")
+        for d in found.poisoning
+    ]
+    heads = ("attack", "clients", "bounds", "ER@10 of the target", "HR@10, 1+99")
+    return [*tables, *([Table(f"{title}: malicious clients", heads, tuple(harm))] if harm else [])]

@@ -1,0 +1,167 @@
+"""The curious server against a method: what it sees of single clients under the chosen protections, attacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmosaic.algorithm.local import Context
+from fedmosaic.algorithm.parameters import Axis
+from fedmosaic.algorithm.upload import UploadSum
+from fedmosaic.audit.attacks import ATTACKS, Guess, direction, disaggregated
+from fedmosaic.core import keys
+from fedmosaic.core.fixed_point import SCALE
+from fedmosaic.core.ragged import I64
+from fedmosaic.data.batches import draw_cohort
+from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.engines.federation import Federation
+from fedmosaic.engines.secure import SecureTeam, flat, unflat
+from fedmosaic.engines.state import FederationState
+from fedmosaic.methods.closed_form import ClosedForm
+from fedmosaic.privacy.secure_sum import Pair, Party, SumTerms
+
+F64 = npt.NDArray[np.float64]
+COHORT = 0.1  # of the clients, where cohorts are drawn anew
+REDRAWN = 20  # rounds of those
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An attack in a round, and how good its guesses were."""
+
+    attack: str
+    round: int
+    f1: float
+    auc: float
+
+
+def victims(data: TrainingSet, count: int, seed: int) -> I64:
+    """Clients that are attacked: drawn among those with a history that is not the whole catalogue."""
+    lengths = data.histories.unique().lengths
+    able = np.flatnonzero((lengths > 0) & (lengths < data.n_items))
+    drawn = keys.generator(seed=seed, purpose=keys.Purpose.COHORT).permutation(able)[:count]
+    return np.sort(drawn).astype(np.int64)
+
+
+def prior(data: TrainingSet, users: I64) -> Guess:
+    """The guess of somebody who sees nothing of a client: what is popular."""
+    counts = np.bincount(data.histories.values, minlength=data.n_items).astype(np.float64)
+    return Guess.of([counts] * users.size, truth(data, users))
+
+
+def truth(data: TrainingSet, users: I64) -> list[npt.NDArray[Any]]:
+    """What the clients were trained on."""
+    return [np.unique(data.histories[int(user)]) for user in users]
+
+
+def of_federation(
+    method: Federation, data: TrainingSet, users: I64, rounds: Sequence[int], seed: int, say: Callable[[str], None]
+) -> list[Finding]:
+    """Single uploads in some rounds, the rows of several, and sums over cohorts that are drawn anew."""
+    found, own = [], truth(data, users)
+    plain = replace(method, team=None)
+    state, touched = plain.start(data, seed), np.zeros((users.size, data.n_items))
+    for number in range(1, max(rounds) + 1):
+        ctx = Context(number, seed, data.n_items, data.n_clients)
+        if number in rounds:
+            say(f"single uploads of round {number}")
+            seen = list(uploads(method, data, state, ctx, users))
+            touched += [table.any(axis=1) for table in seen]
+            found += _judged(seen, own, number)
+            if number > 1:
+                guess = Guess.of(list(touched), own)
+                found.append(Finding("frequency", number, guess.f1, guess.auc))
+        state, _, _ = plain.advance(data, state, number, seed)
+    say(f"sums over {REDRAWN} cohorts")
+    guess = Guess.of(_from_sums(plain, data, users, seed), own)
+    found.append(Finding("disaggregation", REDRAWN, guess.f1, guess.auc))
+    return found
+
+
+def _judged(seen: Sequence[F64], own: Sequence[npt.NDArray[Any]], number: int) -> list[Finding]:
+    guesses = {name: Guess.of([attack(table) for table in seen], own) for name, attack in ATTACKS.items()}
+    return [Finding(name, number, guess.f1, guess.auc) for name, guess in guesses.items()]
+
+
+def uploads(method: Federation, data: TrainingSet, state: FederationState, ctx: Context, users: I64) -> Iterator[F64]:
+    """What the server sees of each client, as rows of the items: its upload, masked where sums are secure."""
+    alone = replace(method, team=None)
+    for user in users:
+        _, done = alone.contribute(data, state, ctx, np.array([user]))
+        total = done.total
+        if isinstance(method.team, SecureTeam):
+            vector = masked(flat(method.algorithm, total), int(user), data.n_clients, ctx.round)
+            total = unflat(method.algorithm, total, vector, 1)
+        yield item_rows(method, total)
+
+
+def masked(vector: I64, user: int, clients: int, round: int) -> I64:
+    """A client's numbers as the server receives them in a secure sum of everybody."""
+    terms = SumTerms("audit", round, "", tuple(range(clients)))
+    near = terms.graph[user]
+    publics = {other: Pair.new().public for other in near}
+    return Party.begin(user, Pair.new(), publics, terms).mask(vector).masked.view(np.int64)
+
+
+def item_rows(method: Federation, total: UploadSum) -> F64:
+    """The item tables of a sum beside each other: a row per item."""
+    algorithm = method.algorithm
+    tables = [n for n in sorted(total.totals) if algorithm.specs[n].axis is Axis.ITEM]
+    return np.concatenate([total.totals[n].reshape(len(total.totals[n]), -1) / SCALE for n in tables], axis=1)
+
+
+def _from_sums(method: Federation, data: TrainingSet, users: I64, seed: int) -> list[F64]:
+    """Direction on what cohort sums tell of each client."""
+    state, sums, there = method.start(data, seed), [], np.zeros((REDRAWN, data.n_clients), dtype=bool)
+    cohorts = replace(method, participation=COHORT, budget=None)
+    for number in range(1, REDRAWN + 1):
+        ctx = Context(number, seed, data.n_items, data.n_clients)
+        cohort = draw_cohort(data.n_clients, COHORT, seed=seed, round=number)
+        there[number - 1, cohort] = True
+        _, done = cohorts.contribute(data, state, ctx, cohort)
+        sums.append(item_rows(cohorts, done.total).ravel())
+        state, _, _ = cohorts.advance(data, state, number, seed)
+    each = disaggregated(np.stack(sums), there)
+    width = each.shape[1] // data.n_items
+    return [direction(each[user].reshape(data.n_items, width)) for user in users]
+
+
+def of_closed_form(form: ClosedForm, data: TrainingSet, users: I64, seed: int) -> list[Finding]:
+    """Every round's statistics of single clients: rows or columns of items."""
+    found, own, state = [], truth(data, users), form.start(data, seed)
+    for number in range(1, form.rounds + 1):
+        if form.done(state):
+            break
+        seen = []
+        for user in users:
+            parts = form.statistics(state, data.held.take(np.array([user])))
+            if form.secure:
+                vector = np.concatenate([np.round(parts[n] * SCALE).astype(np.int64).ravel() for n in sorted(parts)])
+                masks = masked(vector, int(user), data.n_clients, number) / SCALE
+                cuts = np.cumsum([parts[n].size for n in sorted(parts)])[:-1]
+                split = np.split(masks, cuts)
+                parts = {n: part.reshape(parts[n].shape) for n, part in zip(sorted(parts), split, strict=True)}
+            seen.append(_by_item(parts, data.n_items))
+        found += [f for f in _judged(seen, own, number) if f.attack == "norm"]
+        state, _, _ = replace_secure(form).advance(data, state, number, seed)
+    return found
+
+
+def replace_secure(form: ClosedForm) -> ClosedForm:
+    """The form with plain sums, whose numbers are the same."""
+    return form.model_copy(update={"secure": False})
+
+
+def _by_item(parts: dict[str, npt.NDArray[Any]], n_items: int) -> F64:
+    """The norm of everything that is one item's, as one column."""
+    total = np.zeros(n_items)
+    for value in parts.values():
+        if value.ndim and value.shape[-1] == n_items:
+            total += np.square(value, dtype=np.float64).reshape(-1, n_items).sum(axis=0)
+        elif value.ndim and value.shape[0] == n_items:
+            total += np.square(value, dtype=np.float64).reshape(n_items, -1).sum(axis=1)
+    return np.sqrt(total)[:, None]
