@@ -46,6 +46,23 @@ def test_every_module_has_a_room() -> None:
     assert {p for p in modules() if p.split("/")[0].removesuffix(".py") not in (*ROOMS, *LOOSE)} == set()
 
 
+def test_every_folder_is_a_package() -> None:
+    """Else it is left out of the wheel."""
+    folders = {p.parent for p in ROOT.rglob("*.py")}
+    assert {str(f) for f in folders if not (f / "__init__.py").is_file()} == set()
+
+
+def test_git_ignores_no_file_of_ours() -> None:
+    """What git ignores, style checks skip and no commit carries."""
+    if not (ROOT.parent / ".git").exists():
+        pytest.skip("not a git checkout")
+    files = "\n".join(str(p) for p in [*ROOT.rglob("*.py"), *(ROOT.parent / "tests").rglob("*.py")])
+    done = subprocess.run(
+        ["git", "check-ignore", "--stdin", "--no-index"], input=files, capture_output=True, text=True, cwd=ROOT.parent
+    )
+    assert done.stdout == ""
+
+
 def test_imports_follow_the_arrows() -> None:
     wrong = []
     for path, tree in modules().items():

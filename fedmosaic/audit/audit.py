@@ -18,6 +18,7 @@ from fedmosaic.core.errors import SettingsError
 from fedmosaic.data.negatives import draw_candidates, training_set
 from fedmosaic.data.split import Split
 from fedmosaic.engines.federation import Federation
+from fedmosaic.engines.secure import SecureTeam
 from fedmosaic.methods.closed_form import ClosedForm
 
 ROUNDS = (1, 10, 30)
@@ -49,9 +50,15 @@ class Audit:
 
 
 def audited(
-    method: Any, split: Split, *, rounds: Sequence[int] = ROUNDS, seed: int = 0, say: Callable[[str], None]
+    method: Any,
+    split: Split,
+    *,
+    rounds: Sequence[int] = ROUNDS,
+    poison: bool = True,
+    seed: int = 0,
+    say: Callable[[str], None],
 ) -> Audit:
-    """Attack a method. rounds: in which single uploads are looked at."""
+    """Attack a method. rounds: in which single uploads are looked at. poison: whether clients lie, too."""
     data = training_set(split, "strict")
     users = inference.victims(data, VICTIMS, seed)
     prior = inference.prior(data, users)
@@ -62,8 +69,8 @@ def audited(
         raise SettingsError("audit attacks methods whose uploads add up; this one's do not, or it has none")
     found = inference.of_federation(method, data, users, rounds, seed, say)
     candidates, damages = draw_candidates(split), []
-    for attack, share in ATTACKS:
-        for bounded in (False, True):
+    for attack, share in ATTACKS if poison else ():
+        for bounded in (False,) if isinstance(method.team, SecureTeam) else (False, True):  # masks hide what is sent
             say(f"{attack}, {'bounded' if bounded else 'as it is'}")
             damages.append(
                 poisoning.damage(method, split, candidates, attack, share, bounded=bounded, rounds=TRAINED, seed=seed)

@@ -73,6 +73,7 @@ def audit(
     data: Annotated[str, typer.Argument(metavar="DATASET", help="A data set or a file.")],
     settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as of run.")] = None,
     rounds: Annotated[str, typer.Option(help="Rounds whose single uploads are looked at.")] = "1,10,30",
+    poison: Annotated[bool, typer.Option("--poisoning/--no-poisoning", help="Clients that lie, too.")] = True,
     imports: Imports = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -91,7 +92,7 @@ def audit(
     built, split = chosen.build(), chosen.split_data(chosen.load_data(data_dir))
     built.check_installed()
     tell = (lambda words: None) if quiet else lambda words: print(words, file=sys.stderr, flush=True)
-    found = audited(built, split, rounds=numbers, seed=chosen.seed, say=tell)
+    found = audited(built, split, rounds=numbers, poison=poison, seed=chosen.seed, say=tell)
     if as_json:
         print(json.dumps(found.plain()))
         return

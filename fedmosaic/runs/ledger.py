@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fedmosaic.core.errors import RenamedWarning, RunError
+from fedmosaic.core.files import read_json, write_atomic
 from fedmosaic.runs.run_folder import RunFolder
 from fedmosaic.runs.settings import Settings
-from fedmosaic.core.files import read_json, write_atomic
 
 CUT = "@10"
 PARTS = ("validation", "test", "chance")

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmosaic.runs.settings import Settings
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.extras import require_torch
 from fedmosaic.core.threads import VARIABLE, use_threads
-from fedmosaic.runs.run import Setup, start
 from fedmosaic.engines.engine import Team
 from fedmosaic.engines.federation import Federation
+from fedmosaic.runs.run import Setup, start
+from fedmosaic.runs.settings import Settings
 from fedmosaic.runs.study import Where
 from fedmosaic.training.loop import OnRound, steps
 

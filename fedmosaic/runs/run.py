@@ -19,24 +19,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedmosaic.methods.closed_form import fit
-from fedmosaic.methods.popularity import Popularity
-from fedmosaic.runs.settings import Settings
+from fedmosaic.core.errors import ForeignError, RunError, SettingsError
+from fedmosaic.core.files import load_tensors, read_json, save_tensors, write_json
+from fedmosaic.core.machine import Meter, peak_megabytes
 from fedmosaic.data.negatives import Candidates, draw_candidates, training_set
 from fedmosaic.data.split import Part, Split
-from fedmosaic.core.errors import ForeignError, RunError, SettingsError
-from fedmosaic.evaluation.evaluate import Evaluation, evaluate
-from fedmosaic.core.machine import Meter, peak_megabytes
-from fedmosaic.runs.run_folder import Position, RunFolder
-from fedmosaic.evaluation.metrics import Ranks, bootstrap
-from fedmosaic.serving.catalogue import Catalogue
+from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.engine import Team
 from fedmosaic.engines.federation import Federation
+from fedmosaic.evaluation.evaluate import Evaluation, evaluate
+from fedmosaic.evaluation.metrics import Ranks, bootstrap
 from fedmosaic.evaluation.spectrum import table_summary
-from fedmosaic.core.files import load_tensors, read_json, save_tensors, write_json
+from fedmosaic.methods.closed_form import fit
+from fedmosaic.methods.popularity import Popularity
+from fedmosaic.runs.run_folder import Position, RunFolder
+from fedmosaic.runs.settings import Settings
+from fedmosaic.serving.catalogue import Catalogue
 from fedmosaic.training.loop import Begun, OnRound, Validation, train
 from fedmosaic.training.method import Method, Promises
-from fedmosaic.data.training_set import TrainingSet
 
 CHECKPOINT_SECONDS = 2.0
 CHECKPOINT_SHARE = 0.1  # of a run's time that storing states may take
@@ -131,7 +131,7 @@ def _execute(
             on_round(position.round, method.rounds, line)
     best, at = folder.load_state(method, "best")
     parts: list[Part] = ["validation", "test"] if setup.validation.exists else ["test"]
-    inputs = {part: setup.data for part in parts}
+    inputs = dict.fromkeys(parts, setup.data)
     if settings.input == "all-before":
         inputs["test"] = setup.data.followed_by(split.held("validation"))
     evaluations = {part: evaluate(method.scorer(inputs[part], best), split, part, setup.candidates) for part in parts}

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from fedmosaic.methods.registry import entry
-from fedmosaic.runs.settings import Settings
 from fedmosaic.core import plugins
 from fedmosaic.core.errors import ForeignError, RunError
-from fedmosaic.serving.catalogue import Catalogue
-from fedmosaic.serving.recommender import FederatedRecommender
-from fedmosaic.core.machine import environment
 from fedmosaic.core.files import (
     Tensors,
     digest_of,
@@ -24,6 +19,11 @@ from fedmosaic.core.files import (
     write_atomic,
     write_json,
 )
+from fedmosaic.core.machine import environment
+from fedmosaic.methods.registry import entry
+from fedmosaic.runs.settings import Settings
+from fedmosaic.serving.catalogue import Catalogue
+from fedmosaic.serving.recommender import FederatedRecommender
 from fedmosaic.training.loop import Seen
 from fedmosaic.training.method import Method
 
@@ -182,8 +182,9 @@ class RunFolder:
                 continue
             position = meta.pop("position", None)
             if position is None or meta != self._binding():
+                named = meta.get("method", "unknown")
                 raise ForeignError(
-                    f"{path} belongs to another run (method {meta.get('method', 'unknown')}; its settings, data or code differ); "
+                    f"{path} belongs to another run (method {named}; its settings, data or code differ); "
                     "put the right file back, or start the run again"
                 )
             return method.unpack(arrays, str(path)), Position(**position)

@@ -17,14 +17,14 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedmosaic.evaluation.metrics import METRICS
-from fedmosaic.methods import registry
-from fedmosaic.methods.base import MethodSettings, renamed, validated
+from fedmosaic.core.errors import DataError, SettingsError, UnknownNameError
 from fedmosaic.data import sources
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.negatives import Pool
-from fedmosaic.data.split import Straddle, Split, Ties, leave_one_out, ratio_split, time_split
-from fedmosaic.core.errors import DataError, SettingsError, UnknownNameError
+from fedmosaic.data.split import Split, Straddle, Ties, leave_one_out, ratio_split, time_split
+from fedmosaic.evaluation.metrics import METRICS
+from fedmosaic.methods import registry
+from fedmosaic.methods.base import MethodSettings, renamed, validated
 from fedmosaic.training.method import Method
 
 FILE_ENDINGS = (".csv", ".tsv", ".txt", ".dat", ".inter", ".parquet")

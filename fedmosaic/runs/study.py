@@ -20,15 +20,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from fedmosaic.core import buffers, plugins
-from fedmosaic.runs import run as runs
-from fedmosaic.runs.settings import Settings
 from fedmosaic.core.errors import FedmosaicError, RunError
-from fedmosaic.runs.run_folder import RunFolder
-from fedmosaic.runs.ledger import Ledger, Record
 from fedmosaic.core.files import locked
 from fedmosaic.core.threads import use_threads
+from fedmosaic.runs import run as runs
+from fedmosaic.runs.ledger import Ledger, Record
+from fedmosaic.runs.run_folder import RunFolder
+from fedmosaic.runs.settings import Settings
 
 POLL_SECONDS = 0.5
+MANY = 10  # runs for which PyTorch is imported once, where it is installed, in case some need it
 DATA_SETTINGS = (  # that decide which interactions a run sees
     "dataset", "user", "item", "rating", "time", "separator", "header", "encoding", "min_rating", "min_user_rows",
     "lenient", "users", "items", "per_user",
@@ -127,13 +128,14 @@ def run_study(
         progress = StudyProgress(len(every), skipped=len(every) - len(waiting))
         count = max(1, min(workers or os.cpu_count() or 1, max(len(waiting), 1)))
         threads = max(1, (os.cpu_count() or 1) // count)
+        preload = ["fedmosaic.runs.preload", *(["torch"] if len(waiting) >= MANY else [])]
         active: list[tuple[Cell, BaseProcess, Connection]] = []
         try:
             while waiting or active:
                 while waiting and len(active) < count:
                     cell = waiting.pop(0)
                     limit = None if cell.settings.key() in keep else largest
-                    active.append((cell, *_launch(cell, data_dir, threads, limit)))
+                    active.append((cell, *_launch(cell, data_dir, threads, limit, preload)))
                 _report(progress, [cell for cell, _, _ in active], tell)
                 wait([process.sentinel for _, process, _ in active], POLL_SECONDS)
                 for entry in [e for e in active if not e[1].is_alive()]:
@@ -182,10 +184,12 @@ def _report(progress: StudyProgress, running: list[Cell], tell: Tell | None) -> 
         tell(progress)
 
 
-def _launch(cell: Cell, data_dir: Where, threads: int, largest: int | None) -> tuple[BaseProcess, Connection]:
+def _launch(
+    cell: Cell, data_dir: Where, threads: int, largest: int | None, preload: list[str]
+) -> tuple[BaseProcess, Connection]:
     # A fork server imports the library once; every cell is then a fresh process that costs next to nothing to start.
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["fedmosaic.runs.study"])
+    context.set_forkserver_preload(preload)
     ours, theirs = context.Pipe()
     order = _Order(cell.settings.to_toml(), str(cell.place), data_dir, threads, largest, plugins.named())
     process = context.Process(target=_work, args=(order, theirs), daemon=True)
@@ -249,7 +253,7 @@ def _begun(folder: RunFolder, data: str) -> bool:
 
 
 def _end_with_parent(channel: Connection) -> None:
-    """End this worker when its study ends: the study never writes to this pipe, so a read returns only when it is closed."""
+    """End this worker when its study ends: nobody writes to this pipe, so a read returns when it is closed."""
 
     def watch() -> None:
         with suppress(EOFError, OSError):

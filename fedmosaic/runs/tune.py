@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedmosaic.core.errors import RunError, ScoreError, SettingsError, UnknownNameError
+from fedmosaic.core.files import write_atomic
+from fedmosaic.core.machine import environment
+from fedmosaic.data.split import Split
 from fedmosaic.methods import registry
 from fedmosaic.methods.base import MethodSettings, renamed
-from fedmosaic.runs.settings import Settings
-from fedmosaic.data.split import Split
-from fedmosaic.core.errors import RunError, ScoreError, SettingsError, UnknownNameError
-from fedmosaic.core.machine import environment
 from fedmosaic.runs.run import Setup
-from fedmosaic.core.files import write_atomic
+from fedmosaic.runs.settings import Settings
 from fedmosaic.training.loop import train
 
 Choice = tuple[float, float] | list[Any]  # a logarithmic range, or values to choose from
