@@ -21,10 +21,10 @@ from fedmosaic.data.histories import Histories
 from fedmosaic.data.negatives import training_set
 from fedmosaic.data.split import Split
 from fedmosaic.evaluation.evaluate import evaluate
-from fedmosaic.methods.closed_form import State, fit, total
+from fedmosaic.methods.closed_form import State, fit, sorted_by_place, total
 from fedmosaic.methods.ease import EASE
 from fedmosaic.methods.mosaic.method import Mosaic
-from fedmosaic.methods.mosaic.pairs import add_pairs, next_weights
+from fedmosaic.methods.mosaic.pairs import add_pairs, next_weights, stand
 from fedmosaic.methods.mosaic.scans import project, project_together
 from fedmosaic.methods.pair_counts import mirror
 from fedmosaic.methods.registry import entry
@@ -36,9 +36,11 @@ def test_sums_are_those_of_the_definition(one: tuple[list[int], list[int]], wind
     items, times = one
     a, c = np.zeros((ITEMS, ITEMS)), np.zeros((ITEMS, ITEMS))
     every = np.arange(ITEMS, dtype=np.int32)
-    arguments = (np.array(items, np.int32), np.array([0, len(items)]), np.array(times, np.int64))
+    history = np.array(items, np.int32)
+    numbers = tuple(np.empty(len(items), kind) for kind in (np.float64, np.float64, np.int64, np.int64, np.int64))
+    stand(np.array([0, len(items)]), np.array(times, np.int64), np.array([window, events]), numbers)
     for low, high in ((0, 3), (3, ITEMS)):  # as two threads would
-        add_pairs(*arguments, np.array([window, events]), every, a, c, low, high)
+        add_pairs(history, every, numbers, *sorted_by_place(history, ITEMS), a, c, low, high)
     for low, high in ((0, 3), (3, ITEMS)):
         mirror(a, low, high)
     expected = by_definition(items, times, window, events)

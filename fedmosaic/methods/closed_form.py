@@ -210,15 +210,30 @@ def gram(histories: Histories) -> npt.NDArray[np.float64]:
 
 
 def pair_counts(histories: Histories, inputs: npt.NDArray[np.int32], events: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same of some items: `inputs` has every item's place, or -1. events: of each place, to share the work by."""
+    """The same of some items: `inputs` has every item's place, ascending, or -1. events: of each, to share work by."""
     from fedmosaic.methods.pair_counts import add_together
 
     k = events.size
-    both = np.zeros((k, k))
-    work = partial(add_together, histories.items.values, histories.items.offsets, inputs, both)
+    both, distinct = np.zeros((k, k)), histories.items.unique()
+    known = inputs[distinct.values] >= 0
+    places, ends = inputs[distinct.values[known]], np.cumsum(np.bincount(distinct.rows[known], minlength=len(distinct)))
+    work = partial(add_together, places, ends[distinct.rows[known]], *sorted_by_place(places, k), both)
     by_rows(k, work, events * np.arange(k, 0, -1.0))
     mirrored(both)
     return both
+
+
+def sorted_by_place(places: npt.NDArray[np.int32], k: int) -> tuple[I64, I64]:
+    """Events in the order of their items' places, and where those of each of k places begin.
+
+    >>> [found.tolist() for found in sorted_by_place(np.array([1, -1, 0, 1], np.int32), 2)]
+    [[2, 0, 3], [0, 1, 3]]
+    """
+    from fedmosaic.methods.pair_counts import by_place
+
+    starts, order = np.zeros(k + 1, np.int64), np.empty(int((places >= 0).sum()), np.int64)
+    by_place(places, starts, order)
+    return order, starts
 
 
 def mirrored(half: npt.NDArray[np.float64]) -> None:
@@ -239,16 +254,17 @@ def zero_diagonal(
     """
     from scipy.linalg import lapack
 
-    left = np.array(g, dtype=precision, order="F")
+    from fedmosaic.methods.pair_counts import without_diagonal
+
+    left = np.array(g, dtype=precision).T  # symmetric, so its transpose is itself, as LAPACK reads it
     left[np.diag_indices_from(left)] += precision(lam)
     factorise, invert = lapack.get_lapack_funcs(("potrf", "potri"), (left,))
     factor, wrong = factorise(left, lower=1, overwrite_a=1)
     inverse, failed = invert(factor, lower=1, overwrite_c=1)
     if wrong or failed:
         raise SettingsError(f"the sums cannot be inverted with a penalty of {lam:g}; use a larger one")
-    inverse = np.tril(inverse) + np.tril(inverse, -1).T
-    weights = np.ascontiguousarray(-inverse / np.diag(inverse), dtype=np.float32)
-    np.fill_diagonal(weights, 0)
+    weights = np.empty(left.shape, np.float32)
+    by_rows(len(weights), partial(without_diagonal, inverse.T, np.diag(inverse).copy(), weights))
     return weights
 
 

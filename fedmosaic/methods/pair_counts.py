@@ -15,32 +15,38 @@ TILE = 64  # rows and columns that are mirrored together
 
 
 @entry()
-def add_together(items: Any, offsets: Any, inputs: Any, both: Any, low: Any, high: Any) -> None:
-    """Add to `both` a matrix that with its mirror image makes r r', for all histories; an item counts once in each.
+def by_place(places: Any, starts: Any, order: Any) -> None:
+    """Sort events by the places of their items; those without one (-1) are left out.
 
-    Only rows of places low <= p < high: a pair stands in the row of its smaller place.
+    starts[p] .. starts[p + 1]: where those of place p are in `order`. It begins as zeros, one more than there are places.
     """
-    longest = 0
-    for user in range(offsets.size - 1):
-        longest = max(longest, offsets[user + 1] - offsets[user])
-    held, last = np.empty(longest, np.int64), np.full(inputs.size, -1, np.int64)  # by whom an item was last met
-    for user in range(offsets.size - 1):
-        length = 0
-        for k in range(offsets[user], offsets[user + 1]):
-            item = items[k]
-            if inputs[item] >= low and last[item] != user:
-                last[item] = user
-                held[length] = inputs[item]
-                length += 1
-        own = held[:length]
-        own.sort()
-        for p in range(length):
-            row = own[p]
-            if row >= high:
-                break
-            both[row, row] += 0.5
-            for q in range(p + 1, length):
-                both[row, own[q]] += 1.0
+    for place in places:
+        if place >= 0:
+            starts[place + 1] += 1
+    for p in range(starts.size - 1):
+        starts[p + 1] += starts[p]
+    at = starts[:-1].copy()
+    for k in range(places.size):
+        if places[k] >= 0:
+            order[at[places[k]]] = k
+            at[places[k]] += 1
+
+
+@entry()
+def add_together(places: Any, end: Any, order: Any, starts: Any, both: Any, low: Any, high: Any) -> None:
+    """Add to `both` a matrix that with its mirror image makes r r', for all histories.
+
+    places: of the items of every history, each once, ascending. end: per item where its history ends. order, starts: as
+    in `by_place`. Only rows of places low <= p < high: a pair stands in the row of its smaller place, and a row is done
+    before the next is begun, so that it stays in the cache.
+    """
+    for row in range(low, high):
+        own = both[row]
+        for k in range(starts[row], starts[row + 1]):
+            p = order[k]
+            own[row] += 0.5
+            for q in range(p + 1, end[p]):
+                own[places[q]] += 1.0
 
 
 @entry()
@@ -54,3 +60,15 @@ def mirror(half: Any, low: Any, high: Any) -> None:
                     both = half[p, q] + half[q, p]
                     half[p, q] = both
                     half[q, p] = both
+
+
+@entry()
+def without_diagonal(inverse: Any, diagonal: Any, weights: Any, low: Any, high: Any) -> None:
+    """weights[p, q] <- -P[p, q] / P[q, q] for rows low .. high, 0 for p = q; of P the upper triangle is given."""
+    size = weights.shape[0]
+    for top in range(low, high, TILE):
+        for left in range(0, size, TILE):
+            for p in range(top, min(top + TILE, high)):
+                for q in range(left, min(left + TILE, size)):
+                    one = inverse[p, q] if p <= q else inverse[q, p]
+                    weights[p, q] = 0 if p == q else -one / diagonal[q]

@@ -29,13 +29,23 @@ from fedmosaic.runs.study import Cell, cells
 POINTS = 1.5
 METRICS = ("hr@10", "ndcg@10")
 SEEDS = 3
-CHEAP = ("fedmf", "pfedrec")  # a few seconds a run, but for the largest data set: five seeds
 MANY = 5
+SLOW = {  # of which a run takes over a minute of one core
+    "ml-100k": ("metamf",),
+    "ml-1m": (
+        "local-only", "mf", "ncf", "pfedrec", "fedncf", "fedncf-dual", "fedrecon", "fedrecon-dual", "fedrap", "metamf",
+        "fedpergnn", "lightgcn",
+    ),
+    "lastfm-2k": ("fedrap",),
+    "lastfm-2k-tags": ("ncf", "metamf", "fedpergnn", "fedrecgel"),
+    "lastfm-2k-tags-dedup": ("metamf", "fedpergnn"),
+    "amazon-video": ("fedncf", "fedncf-dual", "metamf", "fedpergnn", "fedrecgel"),
+}  # fmt: skip
 QUICK_DATA = ("ml-100k", "filmtrust-5", "filmtrust-5-drawn")
 # Rows that stand in every table, before those of the paper: method, settings, seeds, rounds in quick mode
-REFERENCES: tuple[tuple[str, dict[str, Any], int, int], ...] = (
+REFERENCES: tuple[tuple[str, dict[str, Any], int | None, int], ...] = (
     ("popularity", {}, 1, 1),
-    ("local-only", {"rounds": 30}, SEEDS, 6),
+    ("local-only", {"rounds": 30}, None, 6),
 )
 NAMES = {
     "ml-100k": "ML-100K",
@@ -93,14 +103,13 @@ class Claim:
     given: Mapping[str, Any] = field(default_factory=dict)
     paper: tuple[float | None, float | None] = (None, None)
     deviation: tuple[float, float] = (0.0, 0.0)
-    seeds: int | None = None  # at most so many; not said: five where a run is cheap, three elsewhere
+    seeds: int | None = None  # at most so many; not said: five where a run takes less than a minute, three elsewhere
     quick: int | None = None  # rounds in quick mode; 0 leaves the claim out
     reason: Reason | None = None  # why a cell that differs differs, as tested
 
     def seed_range(self, most: int) -> range:
         """The seeds it is run with, of `most` that are wanted."""
-        cheap = self.method in CHEAP and self.data != "ml-1m"
-        return range(min(most, self.seeds or (MANY if cheap else SEEDS)))
+        return range(min(most, self.seeds or (SEEDS if self.method in SLOW.get(self.data, ()) else MANY)))
 
     def trial(self) -> Claim:
         """The run that tests the reason."""

@@ -152,11 +152,14 @@ class Settings(BaseModel):
     def key(self) -> str:
         """Content address: equal settings, given or by default, equal key; a default that changes makes another run.
 
+        What is off (none or false) leaves no trace, so a new setting that is off does not make old runs others.
+
         >>> Settings.make("fedmf", "ml-100k", {"dim": 32}).key() == Settings.make("fedmf", "ml-100k").key()
         True
         """
         whole = validated(registry.entry(self.method).settings, self.method_settings, f"method {self.method}")
-        text = json.dumps({**self.model_dump(), "method_settings": whole.model_dump()}, sort_keys=True, default=str)
+        own = {k: v for k, v in whole.model_dump().items() if v is not None and v is not False}
+        text = json.dumps({**self.model_dump(), "method_settings": own}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def to_toml(self) -> str:

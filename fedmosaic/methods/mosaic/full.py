@@ -7,8 +7,17 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from fedmosaic.core.errors import SettingsError
 from fedmosaic.data.histories import Histories
-from fedmosaic.methods.closed_form import State, Statistics, by_rows, mirrored, pair_counts, zero_diagonal
+from fedmosaic.methods.closed_form import (
+    State,
+    Statistics,
+    by_rows,
+    mirrored,
+    pair_counts,
+    sorted_by_place,
+    zero_diagonal,
+)
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -16,16 +25,18 @@ F64 = npt.NDArray[np.float64]
 
 def sums(state: State, held: Histories, events: float) -> Statistics:
     """A and C for every window, and G."""
-    from fedmosaic.methods.mosaic.pairs import add_pairs
+    from fedmosaic.methods.mosaic.pairs import add_pairs, stand
 
-    inputs, items, offsets = state["inputs"], held.items.values, held.items.offsets
+    inputs, items = state["inputs"], held.items.values
     load = state["events"][inputs >= 0]
     found, k = {"together": pair_counts(held, inputs, load)}, load.size
+    order, starts = sorted_by_place(inputs[items], k)
+    numbers = tuple(np.empty(items.size, kind) for kind in (np.float64, np.float64, np.int64, np.int64, np.int64))
     for window in state["windows"]:
         before, after = np.zeros((k, k)), np.zeros((k, held.n_items))
         if held.times is not None:
-            decay = np.array([window, events])
-            by_rows(k, partial(add_pairs, items, offsets, held.times, decay, inputs, before, after), load)
+            stand(held.items.offsets, held.times, np.array([window, events]), numbers)
+            by_rows(k, partial(add_pairs, items, inputs, numbers, order, starts, before, after), load)
             mirrored(before)
         found |= {f"before {window:g}": before, f"after {window:g}": after}
     return found
@@ -52,13 +63,16 @@ def dropped() -> dict[str, F32]:
 
 def ridge(a: npt.NDArray[np.floating], c: npt.NDArray[np.floating], lam: float) -> F32:
     """(A + lam I)^-1 C, in float32."""
-    from scipy import linalg
+    from scipy.linalg import blas, lapack
 
     if not c.any():
         return np.zeros(c.shape, np.float32)
-    left = a.astype(np.float32)
+    left = a.astype(np.float32).T  # symmetric, so its transpose is itself, as LAPACK reads it
     left[np.diag_indices_from(left)] += np.float32(lam)
-    factor = linalg.cho_factor(left, lower=True, overwrite_a=True, check_finite=False)
-    right = np.asfortranarray(c, dtype=np.float32)
-    found: F32 = linalg.cho_solve(factor, right, overwrite_b=True, check_finite=False)
-    return np.ascontiguousarray(found)
+    factor, wrong = lapack.spotrf(left, lower=1, overwrite_a=1)
+    if wrong:
+        raise SettingsError(f"the sums cannot be inverted with a penalty of {lam:g}; use a larger one")
+    found = c.astype(np.float32, order="C").T  # X' = C' L'^-1 L^-1: nothing has to be turned round
+    for turned in (1, 0):
+        found = blas.strsm(1.0, factor, found, side=1, lower=1, trans_a=turned, overwrite_b=1)
+    return np.asarray(found.T)

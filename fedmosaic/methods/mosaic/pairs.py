@@ -53,47 +53,56 @@ def places(times: Any, begin: Any, end: Any, by_moment: Any, by_event: Any, tau:
 
 
 @entry()
+def stand(offsets: Any, times: Any, decay: Any, events: Any) -> None:
+    """Fill in where every event of all histories stands.
+
+    decay: (moments, events) within which a weight falls by e. events: per event its tau, S, its moment's number of
+    events and first event, and where its history ends.
+    """
+    tau, tail, count, first, end = events
+    for user in range(offsets.size - 1):
+        begin, stop = offsets[user], offsets[user + 1]
+        own_tau, own_count, own_first = tau[begin:stop], count[begin:stop], first[begin:stop]
+        places(times, begin, stop, decay[0], decay[1], own_tau, own_count, own_first)
+        _tails(stop - begin, own_tau, own_count, own_first, tail[begin:stop])
+        own_first += begin
+        end[begin:stop] = stop
+
+
+@entry()
 def add_pairs(
-    items: Any, offsets: Any, times: Any, decay: Any, inputs: Any, before: Any, after: Any, low: Any, high: Any
+    items: Any, inputs: Any, events: Any, order: Any, starts: Any, before: Any, after: Any, low: Any, high: Any
 ) -> None:
     """Add C to `after`, and to `before` a matrix that with its mirror image makes A, for all histories.
 
-    decay: (moments, events) within which a weight falls by e. inputs: per item its place among those that predict, or
-    -1. low, high: only rows of these places are added to, so that threads can share the work: a pair stands in the row
-    of its earlier event.
+    inputs: per item its place among those that predict, or -1. events: what `stand` filled in. order: events by the
+    place of their item, those of place p at starts[p] .. starts[p + 1]. low, high: only rows of these places are added
+    to, so that threads can share the work: a pair stands in the row of its earlier event. A row is done before the next
+    is begun, so that it stays in the cache.
     """
-    longest = 0
-    for user in range(offsets.size - 1):
-        longest = max(longest, offsets[user + 1] - offsets[user])
-    tau, tail = np.empty(longest, np.float64), np.empty(longest, np.float64)
-    count, first = np.empty(longest, np.int64), np.empty(longest, np.int64)
-    for user in range(offsets.size - 1):
-        begin = offsets[user]
-        length = offsets[user + 1] - begin
-        places(times, begin, begin + length, decay[0], decay[1], tau, count, first)
-        _tails(length, tau, count, first, tail)
-        for p in range(length):
-            row = inputs[items[begin + p]]
-            if row < low or row >= high:
-                continue
-            at = first[p]
-            before[row, row] += _grid(tail[p] + (count[p] - 1) / 2) / 2  # a half: its mirror image is the other
-            square = _grid(tail[p] + (count[p] - 2) / 3)
-            for q in range(at, at + count[p]):
+    tau, tail, count, first, end = events
+    for row in range(low, high):
+        behind, beside = after[row], before[row]
+        for k in range(starts[row], starts[row + 1]):
+            p = order[k]
+            at, near = first[p], count[p]
+            beside[row] += _grid(tail[p] + (near - 1) / 2) / 2  # a half: its mirror image is the other
+            square = _grid(tail[p] + (near - 2) / 3)
+            for q in range(at, at + near):
                 if q != p:
-                    after[row, items[begin + q]] += 0.5
-                    other = inputs[items[begin + q]]
+                    behind[items[q]] += 0.5
+                    other = inputs[items[q]]
                     if q > p and other >= 0:
-                        before[row, other] += square
-            q = at + count[p]
-            while q < length and tau[q] - tau[p] <= FAR:
+                        beside[other] += square
+            q = at + near
+            while q < end[p] and tau[q] - tau[p] <= FAR:
                 weight, stop = np.exp(-(tau[q] - tau[p])), q + count[q]
                 part, square = _grid(weight), _grid(weight * (tail[q] + 0.5 * (count[q] - 1)))
                 while q < stop:
-                    after[row, items[begin + q]] += part
-                    other = inputs[items[begin + q]]
+                    behind[items[q]] += part
+                    other = inputs[items[q]]
                     if other >= 0:
-                        before[row, other] += square
+                        beside[other] += square
                     q += 1
 
 
