@@ -11,12 +11,18 @@ runs are kept in the folder of runs and not repeated.
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedmosaic.report.progress import study_progress
 from fedmosaic.report.tables import Table
 from fedmosaic.runs.comparison import Comparison, Contender, Row, compare, key_of, plan
+from fedmosaic.runs.run import default_place
+from fedmosaic.runs.run_folder import RunFolder
+from fedmosaic.runs.settings import Settings
 from fedmosaic.runs.study import run_study
 
 DATA = ("ml-100k", "ml-1m", "amazon-video", "lastfm-2k-tags-dedup", "filmtrust-5")
@@ -24,10 +30,12 @@ TIMED = ("ml-100k", "ml-1m", "amazon-video")
 FORMS = ("popularity", "itemknn", "ease", "ials", "mosaic", "mosaic:folds=4", "mosaic:features=1000")
 TRAINED = ("mf", "fedmf", "pfedrec", "fedrap:preset=retuned", "fedrecon", "local-only:rounds=30")
 NEURAL = ("sasrec",)
-QUESTIONS = (  # name, words, settings, data sets, whether what was trained answers too
-    ("train", "next item, input=train", {"split": "leave-one-out", "input": "train"}, DATA, True),
-    ("all-before", "next item, input=all-before", {"split": "leave-one-out", "input": "all-before"}, DATA, False),
-    ("later", "everything later, split=time", {"split": "time", "input": "train"}, TIMED, False),
+FED: dict[str, Any] = {"split": "leave-one-out", "input": "all-before"}
+QUESTIONS: tuple[tuple[str, str, dict[str, Any], tuple[str, ...], tuple[str, ...]], ...] = (
+    # name, words, settings, data sets, what answers beside the forms
+    ("train", "next item, input=train", {**FED, "input": "train"}, DATA, (*NEURAL, *TRAINED)),
+    ("all-before", "next item, input=all-before", FED, DATA, NEURAL),
+    ("later", "everything later, split=time", {"split": "time", "input": "train"}, TIMED, ()),
 )
 SEEDS = 3  # of what has luck, but for the neural row
 HEAD = """# Next items by sums beside everything else
@@ -37,12 +45,24 @@ chosen on validation. The last column is the paired difference in NDCG@10 over u
 """
 
 
-def rows_of(only: str | None, trained: bool) -> list[Contender]:
-    """Those that answer the question."""
-    names: list[str] = [] if only == "trained" else list(FORMS)
-    if only != "forms":
-        names += [*NEURAL, *(TRAINED if trained else ())]
-    return [Contender.parse(name) for name in names]
+def rows_of(only: str | None, others: Sequence[str]) -> list[Contender]:
+    """Those that answer the question; EASE is what the others are compared with."""
+    names = ["ease"] if only == "trained" else list(FORMS)
+    return [Contender.parse(name) for name in [*names, *(others if only != "forms" else ())]]
+
+
+def ask_again(settings: Settings, runs: Path, data_dir: Path | None) -> None:
+    """Answer for a network that was trained already: what it is fed for the test changes nothing in training."""
+    place, trained = default_place(settings, runs), default_place(settings.model_copy(update={"input": "train"}), runs)
+    if not (trained / "checkpoint" / "best.safetensors").is_file() or RunFolder(place).started:
+        return
+    old, method = RunFolder.open(trained), settings.build()
+    new = RunFolder.create(place, settings, data_dir, old.data or "")
+    state, position = old.load_state(method, "best")
+    assert settings.patience is not None
+    for name in ("best", "latest"):  # a training that had stopped here
+        new.save_state(name, method.pack(state), replace(position, rose=position.round - settings.patience))
+    shutil.copy(trained / "metrics.jsonl", place)
 
 
 def cell(row: Row, protocol: str) -> str:
@@ -70,16 +90,22 @@ def table(words: str, found: Comparison) -> Table:
 def asked(args: argparse.Namespace) -> Sequence[Table]:
     """Run what is missing; a table per question and data set."""
     tables = []
-    for name, words, given, sets, trained in QUESTIONS:
+    for name, words, given, sets, others in QUESTIONS:
         for data in [d for d in sets if d in args.data and name in args.ask]:
-            planned = []
-            for one in rows_of(args.only, trained):
+            planned, networks = [], set()
+            for one in rows_of(args.only, others):
                 certain = one.method in ("popularity", "itemknn", "ease", "mosaic", *NEURAL)
                 seeds = range(1 if certain else SEEDS)
                 own = {"select": "full:ndcg@10", "patience": 8} if one.method in NEURAL else {}
-                planned += plan([one], data, ["strict"], seeds, {**given, **own})
+                runs = plan([one], data, ["strict"], seeds, {**given, **own})
+                networks |= {s.key() for _, s in runs if one.method in NEURAL}
+                planned += runs
+            if name == "all-before":
+                for settings in (s for _, s in planned if s.key() in networks):
+                    ask_again(settings, args.runs, args.data_dir)
             with study_progress(quiet=False) as tell:
-                done = run_study([s for _, s in planned], args.runs, data_dir=args.data_dir, tell=tell, largest=0)
+                every = [s for _, s in planned]
+                done = run_study(every, args.runs, data_dir=args.data_dir, tell=tell, largest=0, keep=networks)
             for failed, why in done.failed:
                 print(f"{failed.title} failed: {why}")
             tables.append(table(words, compare(planned, args.runs, "ease")))

@@ -24,7 +24,8 @@ from fedmosaic.algorithm.models.linear import LinearScorer
 from fedmosaic.algorithm.models.ncf import NCF, NeuMF, ScoreFunction
 from fedmosaic.algorithm.objective import Objective, bce, bpr, mean
 from fedmosaic.algorithm.parameters import Axis, Init, Role, Spec
-from fedmosaic.algorithm.server import Reduction, Server, register_reduction
+from fedmosaic.algorithm.reduction import Reduction, register_reduction
+from fedmosaic.algorithm.server import Server
 from fedmosaic.algorithm.upload import Encoder, Parcel, Upload, UploadSum
 from fedmosaic.algorithm.view import Batch, Model, View
 from fedmosaic.algorithm.wrappers.additive import additive

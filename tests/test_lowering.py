@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedmosaic import extend as fm
 from fedmosaic.algorithm.objective import ChunkedBCE
-from fedmosaic.algorithm.server import REDUCTIONS
+from fedmosaic.algorithm.reduction import REDUCTIONS
 from fedmosaic.core.errors import FedmosaicError, ScoreError, SettingsError, UnknownNameError
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.engines.choice import ENGINES, explain
@@ -339,7 +339,7 @@ def test_an_engine_that_cannot_run_it_says_why() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: fm.Server("median"), "unknown reduction 'median'"),
+        (lambda: fm.Server("krum"), "unknown reduction 'krum'"),
         (lambda: fm.Upload("weights"), "unknown kind of upload 'weights'"),  # type: ignore[arg-type]
         (lambda: fm.Upload(support="some"), "unknown support of uploads 'some'"),  # type: ignore[arg-type]
         (lambda: fm.Init("random"), "unknown beginning 'random'"),  # type: ignore[arg-type]
@@ -416,17 +416,17 @@ def test_tuned_copies_answer_the_query_that_is_asked() -> None:
 
 @pytest.fixture
 def median() -> Iterator[str]:
-    fm.register_reduction("median", Median())
-    yield "median"
-    del REDUCTIONS["median"]
+    fm.register_reduction("own-median", Median())
+    yield "own-median"
+    del REDUCTIONS["own-median"]
 
 
 def test_a_median_can_exist_and_bounds_one_client(median: str) -> None:
     algorithm = fedmf(server=fm.Server(median), upload=fm.Upload("delta"))
     assert "every upload by itself" in FUSED.refuses(algorithm, "user")
     check_engines(fm.Federation(algorithm, 2), TOY)
-    with pytest.raises(SettingsError, match="there is a reduction 'median' already"):
-        fm.register_reduction("median", Median())
+    with pytest.raises(SettingsError, match="there is a reduction 'own-median' already"):
+        fm.register_reduction("own-median", Median())
 
 
 def test_names_of_engines_are_checked() -> None:

@@ -35,12 +35,11 @@ from fedmosaic.methods.registry import entry
 def test_sums_are_those_of_the_definition(one: tuple[list[int], list[int]], window: float, events: float) -> None:
     items, times = one
     a, c = np.zeros((ITEMS, ITEMS)), np.zeros((ITEMS, ITEMS))
-    every = np.arange(ITEMS, dtype=np.int32)
     history = np.array(items, np.int32)
     numbers = tuple(np.empty(len(items), kind) for kind in (np.float64, np.float64, np.int64, np.int64, np.int64))
     stand(np.array([0, len(items)]), np.array(times, np.int64), np.array([window, events]), numbers)
     for low, high in ((0, 3), (3, ITEMS)):  # as two threads would
-        add_pairs(history, every, numbers, *sorted_by_place(history, ITEMS), a, c, low, high)
+        add_pairs(history, history, numbers, *sorted_by_place(history, ITEMS), a, c, low, high)
     for low, high in ((0, 3), (3, ITEMS)):
         mirror(a, low, high)
     expected = by_definition(items, times, window, events)

@@ -11,7 +11,7 @@ from fleets import agreement_of, coordinator_of, histories, make_fleet
 from scipy import stats
 
 from fedmosaic.algorithm.local import Context
-from fedmosaic.core import keys
+from fedmosaic.audit.attacks import recovered
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.secret import DeviceSecret, new_secret
@@ -21,48 +21,6 @@ from fedmosaic.privacy.noise import AddedNoise
 from fedmosaic.testing import LocalTransport
 
 NUMBERS = 4096
-_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def unmixed(words: Any) -> Any:
-    """The states of SplitMix64 that gave some words: its finaliser is a bijection."""
-    for by, factor in ((31, _M2), (27, _M1), (30, None)):
-        found = words.copy()
-        for _ in range(64 // by):
-            found = words ^ (found >> np.uint64(by))
-        words = found if factor is None else found * np.uint64(pow(factor, -1, 1 << 64))
-    return words
-
-
-def halves(draw: float, scale: float) -> Any:
-    """32-bit words that a Laplace draw may have come from: 31 bits of its size, one of its sign."""
-    size = round(float(np.exp(-abs(draw) / scale)) * 2.0**31) - 1
-    spread = int(size * 1e-6) + 4  # the fast generator works in float32
-    near = np.arange(max(size - spread, 0), min(size + spread + 1, 1 << 31), dtype=np.uint64)
-    return near * np.uint64(2) + np.uint64(draw > 0)
-
-
-def drawn_from(words: Any, scale: float) -> Any:
-    """The two Laplace draws of 64-bit words."""
-    pair = np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=-1)
-    size = -np.log(((pair >> np.uint64(1)).astype(np.float64) + 1) / 2.0**31)
-    return scale * size * ((pair & np.uint64(1)).astype(np.float64) * 2 - 1)
-
-
-def steps(at: int) -> Any:
-    """How far the counter is from its key."""
-    return np.array([(at + 1) * int(keys.GOLDEN) % (1 << 64)], np.uint64)
-
-
-def recovered(noise: Any, scale: float) -> bool:
-    """The attack: every key that two neighbouring numbers leave possible, tried on two others."""
-    pairs = noise.reshape(-1, 2)
-    at, check = (int(n) for n in np.argsort(-np.abs(pairs).min(axis=1))[:2])  # of rare draws few words are possible
-    high, low = halves(pairs[at, 0], scale), halves(pairs[at, 1], scale)
-    words = (high[:, None] << np.uint64(32) | low).ravel()
-    found = unmixed(words) - steps(at)
-    guesses = drawn_from(keys.mix(found + steps(check)), scale)
-    return bool(np.isclose(guesses, pairs[check], atol=1e-4 * scale).all(axis=1).any())
 
 
 def noise_of(ctx: Context, client: int, scale: float = 0.5) -> Any:

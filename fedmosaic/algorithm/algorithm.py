@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from fedmosaic.algorithm.local import SGD, GradientRule, Move, Pass, plain_gradient
 from fedmosaic.algorithm.objective import Objective, Prepare, bce
 from fedmosaic.algorithm.parameters import ON_SERVER, STORED, UPLOADED, Axis, Role, Spec, by_name
+from fedmosaic.algorithm.reduction import reduction_named
 from fedmosaic.algorithm.server import Server
 from fedmosaic.algorithm.upload import Upload, padded_count
 from fedmosaic.algorithm.view import Model
@@ -223,6 +224,20 @@ class Algorithm:
             whole = sum(size for n, size in down.items() if self.specs[n].axis is Axis.ITEM)
             return round(up), sum(down.values()) - whole + min(whole, round(8 * received))
         return round(up), sum(down.values())
+
+
+def reduced_by(name: str) -> Wrapper:
+    """Another reduction for a host, by its name; bounds are put around the host's own.
+
+    A mean of values is the old value and a mean of changes, so uploads of values become uploads of changes.
+    """
+
+    def wrap(host: Algorithm) -> Algorithm:
+        upload = replace(host.upload, kind="delta") if host.upload.kind == "value" else host.upload
+        reduction = reduction_named(name, host.server.reduction)
+        return replace(host, upload=upload, server=replace(host.server, reduce=reduction))
+
+    return wrap
 
 
 def compose(base: Algorithm, *wrappers: Wrapper) -> Algorithm:

@@ -1,100 +1,24 @@
 """The server: how uploads become the next shared parameters.
 
-    mean       total / clients of the round
-    row-mean   total / clients that trained the row (whole tensors: clients)
-    sum        total
-
-A reduction is a value that others can add (`fedmosaic.extend.register_reduction`); one that needs every upload by
-itself, such as a median, says so. The reduced change is handed to a step rule as a gradient: plain averaging is SGD
-with rate 1. A `threshold` pulls every number of an item table that far towards zero after the step, so that small ones
-are not sent at all.
+A reduction (`reduction.py`) makes one change of them, which is handed to a step rule as a gradient: plain averaging is
+SGD with rate 1. A `threshold` pulls every number of an item table that far towards zero after the step, so that small
+ones are not sent at all.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fedmosaic.algorithm.local import SGD, Context, Schedule, StepRule, value_of
 from fedmosaic.algorithm.parameters import F32, Axis, Spec
+from fedmosaic.algorithm.reduction import REDUCTIONS, Reduction
 from fedmosaic.algorithm.upload import Upload, UploadSum
-from fedmosaic.core.errors import SettingsError, one_of
+from fedmosaic.core.errors import one_of
 
-F64 = npt.NDArray[np.float64]
 Weights = Literal["equal", "size"]
-
-
-class Reduction(Protocol):
-    """How the changes that clients send of a parameter become one."""
-
-    @property
-    def each(self) -> bool:
-        """Whether it must see every client's change by itself; then no secure sum can hide it."""
-        ...
-
-    @property
-    def counts_senders(self) -> bool:
-        """Whether it must know how many clients trained each row."""
-        ...
-
-    def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
-        """The one change of a parameter.
-
-        spec: the parameter. changes: the sum of the clients' changes; where the reduction needs `each`, all of them,
-        along the first axis. total: how many clients there are (`clients`), and how many trained each item (`touched`).
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Mean:
-    """total / clients of the round."""
-
-    each: ClassVar[bool] = False
-    counts_senders: ClassVar[bool] = False
-
-    def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
-        """The mean."""
-        return changes / max(total.clients, 1)
-
-
-@dataclass(frozen=True)
-class RowMean:
-    """total / clients that trained the row; whole tensors: clients of the round."""
-
-    each: ClassVar[bool] = False
-    counts_senders: ClassVar[bool] = True
-
-    def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
-        """The mean of each row."""
-        if spec.axis is not Axis.ITEM:
-            return changes / max(total.clients, 1)
-        return changes / np.maximum(total.touched, 1).reshape(-1, *[1] * (changes.ndim - 1))
-
-
-@dataclass(frozen=True)
-class Total:
-    """The sum of all changes, not divided by anything."""
-
-    each: ClassVar[bool] = False
-    counts_senders: ClassVar[bool] = False
-
-    def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
-        """As it is."""
-        return changes
-
-
-REDUCTIONS: dict[str, Reduction] = {"mean": Mean(), "row-mean": RowMean(), "sum": Total()}
-
-
-def register_reduction(name: str, reduction: Reduction) -> None:
-    """Add a reduction of one's own, so that `Server(name)` knows it."""
-    if name in REDUCTIONS:
-        raise SettingsError(f"there is a reduction {name!r} already; choose another name")
-    REDUCTIONS[name] = reduction
 
 
 @dataclass(frozen=True)
@@ -105,9 +29,9 @@ class Server:
     divides by all examples (equation 1 of PFedRec, alpha_i = a client's share of the data). A large client then has
     more say, and says itself how large it is.
 
-    >>> Server("median")
+    >>> Server("krum")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fedmosaic.core.errors.UnknownNameError: unknown reduction 'median'; did you mean 'mean'? known: mean, row-mean, sum
+    fedmosaic.core.errors.UnknownNameError: unknown reduction 'krum'; known: bounded, mean, median, row-mean, sum, ...
     """
 
     reduce: Reduction | str = "mean"

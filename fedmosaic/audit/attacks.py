@@ -6,6 +6,7 @@
                 residual · score vector: project on the leading right-singular vector; the fewer are the positives
     frequency   in how many rounds an item's numbers were not zero: negatives change, positives do not
     disaggregation   rounds with other cohorts, regressed on who was there, then direction
+    noise recovery   the key of noise that a fast generator drew, from two numbers of an upload
 
 A guess is as many items as the client has, the best scored ones; with ties, in expectation. `f1` is then precision and
 recall at once; `auc` the chance that an item of the client is scored above one that is not.
@@ -20,8 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmosaic.core import keys
+
 F64 = npt.NDArray[np.float64]
 RIDGE = 1.0  # of the regression on who was there
+_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,44 @@ def disaggregated(sums: F64, there: npt.NDArray[np.bool_]) -> F64:
     weights = np.linalg.solve(members @ members.T + RIDGE * np.eye(len(members)), sums)
     found: F64 = members.T @ weights
     return found
+
+
+def unmixed(words: Any) -> Any:
+    """The states of SplitMix64 that gave some words: its finaliser is a bijection."""
+    for by, factor in ((31, _M2), (27, _M1), (30, None)):
+        found = words.copy()
+        for _ in range(64 // by):
+            found = words ^ (found >> np.uint64(by))
+        words = found if factor is None else found * np.uint64(pow(factor, -1, 1 << 64))
+    return words
+
+
+def halves(draw: float, scale: float) -> Any:
+    """32-bit words that a Laplace draw may have come from: 31 bits of its size, one of its sign."""
+    size = round(float(np.exp(-abs(draw) / scale)) * 2.0**31) - 1
+    spread = int(size * 1e-6) + 4  # the fast generator works in float32
+    near = np.arange(max(size - spread, 0), min(size + spread + 1, 1 << 31), dtype=np.uint64)
+    return near * np.uint64(2) + np.uint64(draw > 0)
+
+
+def drawn_from(words: Any, scale: float) -> Any:
+    """The two Laplace draws of 64-bit words."""
+    pair = np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=-1)
+    size = -np.log(((pair >> np.uint64(1)).astype(np.float64) + 1) / 2.0**31)
+    return scale * size * ((pair & np.uint64(1)).astype(np.float64) * 2 - 1)
+
+
+def steps(at: int) -> Any:
+    """How far the counter is from its key."""
+    return np.array([(at + 1) * int(keys.GOLDEN) % (1 << 64)], np.uint64)
+
+
+def recovered(noise: Any, scale: float) -> bool:
+    """Whether Laplace noise gives its key away: keys that two neighbouring numbers leave possible, tried on others."""
+    pairs = noise.reshape(-1, 2)
+    at, check = (int(n) for n in np.argsort(-np.abs(pairs).min(axis=1))[:2])  # of rare draws few words are possible
+    high, low = halves(pairs[at, 0], scale), halves(pairs[at, 1], scale)
+    words = (high[:, None] << np.uint64(32) | low).ravel()
+    found = unmixed(words) - steps(at)
+    guesses = drawn_from(keys.mix(found + steps(check)), scale)
+    return bool(np.isclose(guesses, pairs[check], atol=1e-4 * scale).all(axis=1).any())

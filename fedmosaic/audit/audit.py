@@ -12,13 +12,12 @@ from typing import Any
 
 from fedmosaic.audit import inference, poisoning
 from fedmosaic.audit.attacks import Guess
-from fedmosaic.audit.inference import Finding
+from fedmosaic.audit.inference import Finding, Messages, NoiseFound
 from fedmosaic.audit.poisoning import Attack, Damage
 from fedmosaic.core.errors import SettingsError
 from fedmosaic.data.negatives import draw_candidates, training_set
 from fedmosaic.data.split import Split
 from fedmosaic.engines.federation import Federation
-from fedmosaic.engines.secure import SecureTeam
 from fedmosaic.methods.closed_form import ClosedForm
 
 ROUNDS = (1, 10, 30)
@@ -31,11 +30,13 @@ TRAINED = 20  # rounds before lists are looked at
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found."""
+    """What was found. messages: how their sizes differ. noise: whether it can be taken off, where there is some."""
 
     prior: Guess
     inference: tuple[Finding, ...]
     poisoning: tuple[Damage, ...]
+    messages: tuple[Messages, ...] = ()
+    noise: NoiseFound | None = None
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -43,9 +44,11 @@ class Audit:
             "prior": vars(self.prior),
             "inference": [vars(found) for found in self.inference],
             "poisoning": [
-                {"attack": d.attack, "share": d.share, "bounded": d.bounded, "er@10": d.er, "hr@10": d.hr}
+                {"attack": d.attack, "share": d.share, "reduction": d.reduction, "er@10": d.er, "hr@10": d.hr}
                 for d in self.poisoning
             ],
+            "messages": [vars(found) for found in self.messages],
+            "noise": None if self.noise is None else vars(self.noise),
         }
 
 
@@ -61,18 +64,32 @@ def audited(
     """Attack a method. rounds: in which single uploads are looked at. poison: whether clients lie, too."""
     data = training_set(split, "strict")
     users = inference.victims(data, VICTIMS, seed)
-    prior = inference.prior(data, users)
+    prior, sizes, noise = inference.prior(data, users), list[Messages](), None
     if isinstance(method, ClosedForm):
         say("single statistics")
-        return Audit(prior, tuple(inference.of_closed_form(method, data, users, seed)), ())
-    if not isinstance(method, Federation) or method.pooled:
+        found = inference.of_closed_form(method, data, users, seed)
+    elif isinstance(method, Federation) and not method.pooled:
+        found, sizes = inference.of_federation(method, data, users, rounds, seed, say)
+        noise = inference.noise_of_devices(method.algorithm, data.n_items)
+    else:
         raise SettingsError("audit attacks methods whose uploads add up; this one's do not, or it has none")
-    found = inference.of_federation(method, data, users, rounds, seed, say)
-    candidates, damages = draw_candidates(split), []
+    candidates, damages = draw_candidates(split), list[Damage]()
     for attack, share in ATTACKS if poison else ():
-        for bounded in (False,) if isinstance(method.team, SecureTeam) else (False, True):  # masks hide what is sent
-            say(f"{attack}, {'bounded' if bounded else 'as it is'}")
+        for reduction in reductions_of(method):
+            say(f"{attack}, {reduction or 'as it is'}")
             damages.append(
-                poisoning.damage(method, split, candidates, attack, share, bounded=bounded, rounds=TRAINED, seed=seed)
+                poisoning.damage(
+                    method, split, candidates, attack, share, reduction=reduction, rounds=TRAINED, seed=seed
+                )
             )
-    return Audit(prior, tuple(found), tuple(damages))
+    return Audit(prior, tuple(found), tuple(damages), tuple(sizes), noise)
+
+
+def reductions_of(method: Federation | ClosedForm) -> tuple[str | None, ...]:
+    """The method's own, and bounds beside it where the server sees uploads and does not bound them already."""
+    if isinstance(method, ClosedForm):
+        seen = not method.secure and not method.bounded
+    else:
+        spread = any(move.spreads for move in method.algorithm.moves)
+        seen = method.team is None and not method.algorithm.server.reduction.each and not spread
+    return (None, "bounded") if seen else (None,)

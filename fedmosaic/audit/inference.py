@@ -9,24 +9,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmosaic.algorithm.algorithm import Algorithm
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import Axis
 from fedmosaic.algorithm.upload import UploadSum
-from fedmosaic.audit.attacks import ATTACKS, Guess, direction, disaggregated
+from fedmosaic.audit.attacks import ATTACKS, Guess, direction, disaggregated, recovered
 from fedmosaic.core import keys
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.ragged import I64
+from fedmosaic.core.secret import DeviceSecret, new_secret
 from fedmosaic.data.batches import draw_cohort
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.secure import SecureTeam, flat, unflat
 from fedmosaic.engines.state import FederationState
 from fedmosaic.methods.closed_form import ClosedForm
-from fedmosaic.privacy.secure_sum import Pair, Party, SumTerms
+from fedmosaic.privacy.noise import AddedNoise
+from fedmosaic.privacy.secure_sum import MaskedUpload, Pair, Party, SumTerms
 
 F64 = npt.NDArray[np.float64]
 COHORT = 0.1  # of the clients, where cohorts are drawn anew
 REDRAWN = 20  # rounds of those
+DRAWN = 4096  # numbers of noise
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,23 @@ class Finding:
     round: int
     f1: float
     auc: float
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Bytes of the messages of a round: how many sizes there are, and whether they follow the histories' lengths."""
+
+    round: int
+    sizes: int
+    correlation: float
+
+
+@dataclass(frozen=True)
+class NoiseFound:
+    """Of so many devices' noise, how often its key was found in one upload."""
+
+    devices: int
+    recovered: int
 
 
 def victims(data: TrainingSet, count: int, seed: int) -> I64:
@@ -60,16 +81,18 @@ def truth(data: TrainingSet, users: I64) -> list[npt.NDArray[Any]]:
 
 def of_federation(
     method: Federation, data: TrainingSet, users: I64, rounds: Sequence[int], seed: int, say: Callable[[str], None]
-) -> list[Finding]:
+) -> tuple[list[Finding], list[Messages]]:
     """Single uploads in some rounds, the rows of several, and sums over cohorts that are drawn anew."""
-    found, own = [], truth(data, users)
+    found, sizes, own = [], [], truth(data, users)
     plain = replace(method, team=None)
     state, touched = plain.start(data, seed), np.zeros((users.size, data.n_items))
     for number in range(1, max(rounds) + 1):
         ctx = Context(number, seed, data.n_items, data.n_clients)
         if number in rounds:
             say(f"single uploads of round {number}")
-            seen = list(uploads(method, data, state, ctx, users))
+            sent = list(uploads(method, data, state, ctx, users))
+            seen = [table for table, _ in sent]
+            sizes.append(_messages(number, [size for _, size in sent], own))
             touched += [table.any(axis=1) for table in seen]
             found += _judged(seen, own, number)
             if number > 1:
@@ -79,7 +102,27 @@ def of_federation(
     say(f"sums over {REDRAWN} cohorts")
     guess = Guess.of(_from_sums(plain, data, users, seed), own)
     found.append(Finding("disaggregation", REDRAWN, guess.f1, guess.auc))
-    return found
+    return found, sizes
+
+
+def _messages(number: int, sizes: Sequence[int], own: Sequence[npt.NDArray[Any]]) -> Messages:
+    different = len(set(sizes))
+    lengths = [held.size for held in own]
+    return Messages(number, different, float(np.corrcoef(sizes, lengths)[0, 1]) if different > 1 else 0.0)
+
+
+def noise_of_devices(algorithm: Algorithm, n_items: int, devices: int = 100) -> NoiseFound | None:
+    """Try to find the keys of devices' Laplace noise; none where a method adds none."""
+    noise = algorithm.upload.noise
+    if not isinstance(noise, AddedNoise) or noise.kind != "laplace":
+        return None
+    found = 0
+    for device in range(devices):
+        ctx = Context(1, 0, n_items, 1, DeviceSecret(new_secret(), "audit"), "table")
+        drawn = np.zeros(DRAWN, np.int64)
+        noise.add(drawn, "item", np.array([device]), ctx)
+        found += recovered(drawn / SCALE, noise.scale)
+    return NoiseFound(devices, found)
 
 
 def _judged(seen: Sequence[F64], own: Sequence[npt.NDArray[Any]], number: int) -> list[Finding]:
@@ -87,24 +130,28 @@ def _judged(seen: Sequence[F64], own: Sequence[npt.NDArray[Any]], number: int) -
     return [Finding(name, number, guess.f1, guess.auc) for name, guess in guesses.items()]
 
 
-def uploads(method: Federation, data: TrainingSet, state: FederationState, ctx: Context, users: I64) -> Iterator[F64]:
-    """What the server sees of each client, as rows of the items: its upload, masked where sums are secure."""
-    alone = replace(method, team=None)
+def uploads(
+    method: Federation, data: TrainingSet, state: FederationState, ctx: Context, users: I64
+) -> Iterator[tuple[F64, int]]:
+    """What the server sees of each client: its upload as rows of the items, masked where sums are secure; its bytes."""
+    algorithm = method.algorithm
+    alone = replace(method, team=None, budget=None)
     for user in users:
         _, done = alone.contribute(data, state, ctx, np.array([user]))
         total = done.total
+        size = algorithm.traffic(data.n_items, float(total.touched.sum()), total.numbers)[0]
         if isinstance(method.team, SecureTeam):
-            vector = masked(flat(method.algorithm, total), int(user), data.n_clients, ctx.round)
-            total = unflat(method.algorithm, total, vector, 1)
-        yield item_rows(method, total)
+            sent = masked(flat(algorithm, total), int(user), data.n_clients, ctx.round)
+            total, size = unflat(algorithm, total, sent.masked.view(np.int64), 1), sent.nbytes
+        yield item_rows(method, total), int(size)
 
 
-def masked(vector: I64, user: int, clients: int, round: int) -> I64:
-    """A client's numbers as the server receives them in a secure sum of everybody."""
+def masked(vector: I64, user: int, clients: int, round: int) -> MaskedUpload:
+    """What the server receives of a client in a secure sum of everybody."""
     terms = SumTerms("audit", round, "", tuple(range(clients)))
     near = terms.graph[user]
     publics = {other: Pair.new().public for other in near}
-    return Party.begin(user, Pair.new(), publics, terms).mask(vector).masked.view(np.int64)
+    return Party.begin(user, Pair.new(), publics, terms).mask(vector)
 
 
 def item_rows(method: Federation, total: UploadSum) -> F64:
@@ -141,7 +188,7 @@ def of_closed_form(form: ClosedForm, data: TrainingSet, users: I64, seed: int) -
             parts = form.statistics(state, data.held.take(np.array([user])))
             if form.secure:
                 vector = np.concatenate([np.round(parts[n] * SCALE).astype(np.int64).ravel() for n in sorted(parts)])
-                masks = masked(vector, int(user), data.n_clients, number) / SCALE
+                masks = masked(vector, int(user), data.n_clients, number).masked.view(np.int64) / SCALE
                 cuts = np.cumsum([parts[n].size for n in sorted(parts)])[:-1]
                 split = np.split(masks, cuts)
                 parts = {n: part.reshape(parts[n].shape) for n, part in zip(sorted(parts), split, strict=True)}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, compose
+from fedmosaic.algorithm.algorithm import Algorithm, Wrapper, compose, reduced_by
 from fedmosaic.algorithm.local import Pass, Phase
 from fedmosaic.algorithm.objective import bpr, innermost
 from fedmosaic.algorithm.parameters import Axis, Role
@@ -73,6 +73,12 @@ class FederatedSettings(RoundSettings):
     )
     weights: Weights = Field(
         default="equal", description="of clients in the server's mean; size = by the examples they trained on"
+    )
+
+    reduce: str | None = Field(
+        default=None,
+        description="how uploads become one change, if not as the method has it: bounded, trimmed-mean or median "
+        "against clients that lie, which see every upload; mean, sum, row-mean",
     )
 
     secure: bool = Field(
@@ -180,6 +186,8 @@ def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -
         whole = replace(whole, objective=innermost(whole.objective, bpr))
     if s.weights == "size":  # a server that says so itself stays as it is
         whole = replace(whole, server=replace(whole.server, weights="size"))
+    if s.reduce is not None:
+        whole = reduced_by(s.reduce)(whole)
     budget = None
     if s.epsilon is not None:
         budget = Budget(s.epsilon, s.delta, s.upload_clip, s.rounds, s.participation, s.trust)

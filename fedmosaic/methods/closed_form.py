@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedmosaic.core.errors import ForeignError, ScoreError, SettingsError
 from fedmosaic.core.files import digest_of
@@ -28,6 +28,7 @@ from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.evaluation.evaluate import Scorer
 from fedmosaic.methods.base import MethodSettings
+from fedmosaic.privacy.limits import bounded_total
 from fedmosaic.privacy.secure_sum import SumTerms, check_installed, simulated
 from fedmosaic.training.method import RoundRecord
 
@@ -49,6 +50,18 @@ class ClosedForm(MethodSettings, ABC):
         default=False,
         description="clients mask what they send, and the server learns the sum alone: the same numbers, in more time",
     )
+
+    bounded: bool = Field(
+        default=False,
+        description="the server sees every client's statistics and cuts them to what most keep, against clients that "
+        "lie; not with secure",
+    )
+
+    @model_validator(mode="after")
+    def _seen_or_masked(self) -> ClosedForm:
+        if self.secure and self.bounded:
+            raise ValueError("secure hides what bounded looks at; give one of them")
+        return self
 
     @abstractmethod
     def init(self, n_items: int, seed: int) -> State:
@@ -97,10 +110,19 @@ class ClosedForm(MethodSettings, ABC):
         self, data: TrainingSet, state: State, round: int, seed: int, query: Ragged | None = None
     ) -> tuple[State, RoundRecord, None]:
         """Ask every client once, sum, solve."""
-        summed, up = masked_total(self, state, data.held, round) if self.secure else plain_total(self, state, data.held)
+        summed, up = self._total(state, data.held, round)
         summed, down = self.released(summed, round, seed), sum(a.nbytes for a in state.values())
         record = RoundRecord(clients=len(data.histories), bytes_up=up, bytes_down=down)
         return self.apply(state, summed), record, None
+
+    def _total(self, state: State, held: Histories, round: int) -> tuple[Statistics, int]:
+        """The sum as the server gets it, and the bytes that every client sends for it."""
+        if self.secure:
+            return masked_total(self, state, held, round)
+        if not self.bounded:
+            return plain_total(self, state, held)
+        summed = bounded_total(lambda client: self.statistics(state, held.take(np.array([client]))), len(held))
+        return summed, sum(a.nbytes for a in summed.values())
 
     def scorer(self, data: TrainingSet, state: State) -> Scorer:
         """Answers from the users' histories."""
@@ -211,13 +233,13 @@ def gram(histories: Histories) -> npt.NDArray[np.float64]:
 
 def pair_counts(histories: Histories, inputs: npt.NDArray[np.int32], events: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The same of some items: `inputs` has every item's place, ascending, or -1. events: of each, to share work by."""
-    from fedmosaic.methods.pair_counts import add_together
+    from fedmosaic.methods.pair_counts import add_together, each_once
 
-    k = events.size
-    both, distinct = np.zeros((k, k)), histories.items.unique()
-    known = inputs[distinct.values] >= 0
-    places, ends = inputs[distinct.values[known]], np.cumsum(np.bincount(distinct.rows[known], minlength=len(distinct)))
-    work = partial(add_together, places, ends[distinct.rows[known]], *sorted_by_place(places, k), both)
+    k, items = events.size, histories.items
+    both, held, ends = np.zeros((k, k)), np.empty(items.values.size, np.int32), np.empty(len(items), np.int64)
+    order, starts = sorted_by_place(inputs[items.values], k)
+    each_once(items.offsets, items.rows, order, starts, held, ends)
+    work = partial(add_together, held, ends, items.rows, order, starts, both)
     by_rows(k, work, events * np.arange(k, 0, -1.0))
     mirrored(both)
     return both

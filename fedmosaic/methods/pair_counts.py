@@ -18,7 +18,8 @@ TILE = 64  # rows and columns that are mirrored together
 def by_place(places: Any, starts: Any, order: Any) -> None:
     """Sort events by the places of their items; those without one (-1) are left out.
 
-    starts[p] .. starts[p + 1]: where those of place p are in `order`. It begins as zeros, one more than there are places.
+    starts[p] .. starts[p + 1]: where those of place p are in `order`; it begins as zeros, one more than there are
+    places.
     """
     for place in places:
         if place >= 0:
@@ -33,20 +34,42 @@ def by_place(places: Any, starts: Any, order: Any) -> None:
 
 
 @entry()
-def add_together(places: Any, end: Any, order: Any, starts: Any, both: Any, low: Any, high: Any) -> None:
-    """Add to `both` a matrix that with its mirror image makes r r', for all histories.
+def each_once(offsets: Any, rows: Any, order: Any, starts: Any, held: Any, ends: Any) -> Any:
+    """held <- the places of every history's items, each once, ascending; how many there are.
 
-    places: of the items of every history, each once, ascending. end: per item where its history ends. order, starts: as
-    in `by_place`. Only rows of places low <= p < high: a pair stands in the row of its smaller place, and a row is done
-    before the next is begun, so that it stays in the cache.
+    A history's begin where it begins among the events, and end at ends[history]. rows: whose event it is. order,
+    starts: as in `by_place`; they become those of `held`.
+    """
+    last, count = np.full(ends.size, -1, np.int64), 0
+    ends[:] = offsets[:-1]
+    for place in range(starts.size - 1):
+        begin, starts[place] = starts[place], count
+        for k in range(begin, starts[place + 1]):
+            row = rows[order[k]]
+            if last[row] != place:
+                last[row] = place
+                held[ends[row]] = place
+                order[count] = ends[row]  # never ahead of what is read
+                ends[row] += 1
+                count += 1
+    starts[-1] = count
+    return count
+
+
+@entry()
+def add_together(held: Any, ends: Any, rows: Any, order: Any, starts: Any, both: Any, low: Any, high: Any) -> None:
+    """Add to `both` a matrix that with its mirror image makes r r', for all histories; arguments as in `each_once`.
+
+    Only rows of places low <= p < high: a pair stands in the row of its smaller place, and a row is done before the
+    next is begun, so that it stays in the cache.
     """
     for row in range(low, high):
         own = both[row]
         for k in range(starts[row], starts[row + 1]):
             p = order[k]
             own[row] += 0.5
-            for q in range(p + 1, end[p]):
-                own[places[q]] += 1.0
+            for q in range(p + 1, ends[rows[p]]):
+                own[held[q]] += 1.0
 
 
 @entry()

@@ -132,13 +132,18 @@ def _costs(row: Row) -> list[str]:
 
 
 def audit_tables(title: str, found: Audit) -> list[Table]:
-    """What a server guessed, beside what popularity guesses; what malicious clients reached, bounded and not."""
+    """What a server guessed, beside what popularity guesses; what messages and noise tell; what liars reached."""
     rows = [("popularity, nothing seen", "", f"{found.prior.f1:.3f}", f"{found.prior.auc:.3f}")]
     rows += [(f.attack, str(f.round), f"{f.f1:.3f}", f"{f.auc:.3f}") for f in found.inference]
     tables = [Table(f"{title}: a curious server guesses histories", ("attack", "round", "F1", "AUC"), tuple(rows))]
-    harm = [
-        (d.attack, f"{d.share:.1%}", "bounded" if d.bounded else "no", f"{d.er:.3f}", f"{100 * d.hr:.1f}")
-        for d in found.poisoning
+    told = [
+        (f"messages of round {m.round}", f"{m.sizes} sizes, correlation with lengths of histories {m.correlation:.2f}")
+        for m in found.messages
     ]
-    heads = ("attack", "clients", "bounds", "ER@10 of the target", "HR@10, 1+99")
+    if found.noise is not None:
+        told.append(("noise", f"{found.noise.recovered} of {found.noise.devices} keys recovered from one upload"))
+    if told:
+        tables.append(Table(f"{title}: what else tells", ("what", "found"), tuple(told)))
+    harm = [(d.attack, f"{d.share:.1%}", d.reduction, f"{d.er:.3f}", f"{100 * d.hr:.1f}") for d in found.poisoning]
+    heads = ("attack", "clients", "reduction", "ER@10 of the target", "HR@10, 1+99")
     return [*tables, *([Table(f"{title}: malicious clients", heads, tuple(harm))] if harm else [])]

@@ -30,13 +30,14 @@ def sums(state: State, held: Histories, events: float) -> Statistics:
     inputs, items = state["inputs"], held.items.values
     load = state["events"][inputs >= 0]
     found, k = {"together": pair_counts(held, inputs, load)}, load.size
-    order, starts = sorted_by_place(inputs[items], k)
+    places = inputs[items]
+    order, starts = sorted_by_place(places, k)
     numbers = tuple(np.empty(items.size, kind) for kind in (np.float64, np.float64, np.int64, np.int64, np.int64))
     for window in state["windows"]:
         before, after = np.zeros((k, k)), np.zeros((k, held.n_items))
         if held.times is not None:
             stand(held.items.offsets, held.times, np.array([window, events]), numbers)
-            by_rows(k, partial(add_pairs, items, inputs, numbers, order, starts, before, after), load)
+            by_rows(k, partial(add_pairs, items, places, numbers, order, starts, before, after), load)
             mirrored(before)
         found |= {f"before {window:g}": before, f"after {window:g}": after}
     return found

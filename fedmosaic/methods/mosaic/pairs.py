@@ -71,14 +71,14 @@ def stand(offsets: Any, times: Any, decay: Any, events: Any) -> None:
 
 @entry()
 def add_pairs(
-    items: Any, inputs: Any, events: Any, order: Any, starts: Any, before: Any, after: Any, low: Any, high: Any
+    items: Any, places: Any, events: Any, order: Any, starts: Any, before: Any, after: Any, low: Any, high: Any
 ) -> None:
     """Add C to `after`, and to `before` a matrix that with its mirror image makes A, for all histories.
 
-    inputs: per item its place among those that predict, or -1. events: what `stand` filled in. order: events by the
-    place of their item, those of place p at starts[p] .. starts[p + 1]. low, high: only rows of these places are added
-    to, so that threads can share the work: a pair stands in the row of its earlier event. A row is done before the next
-    is begun, so that it stays in the cache.
+    places: per event the place of its item among those that predict, or -1. events: what `stand` filled in. order:
+    events by the place of their item, those of place p at starts[p] .. starts[p + 1]. low, high: only rows of these
+    places are added to, so that threads can share the work: a pair stands in the row of its earlier event. A row is
+    done before the next is begun, so that it stays in the cache.
     """
     tau, tail, count, first, end = events
     for row in range(low, high):
@@ -91,7 +91,7 @@ def add_pairs(
             for q in range(at, at + near):
                 if q != p:
                     behind[items[q]] += 0.5
-                    other = inputs[items[q]]
+                    other = places[q]
                     if q > p and other >= 0:
                         beside[other] += square
             q = at + near
@@ -100,7 +100,7 @@ def add_pairs(
                 part, square = _grid(weight), _grid(weight * (tail[q] + 0.5 * (count[q] - 1)))
                 while q < stop:
                     behind[items[q]] += part
-                    other = inputs[items[q]]
+                    other = places[q]
                     if other >= 0:
                         beside[other] += square
                     q += 1
