@@ -22,7 +22,7 @@ LOOKED_AT = 200  # clients whose statistics set the limits
 
 
 @dataclass(frozen=True)
-class Limits:
+class StatisticLimits:
     """Bounds on a part of the statistics."""
 
     low: float
@@ -30,12 +30,12 @@ class Limits:
     size: float
 
 
-def limits_of(clients: Iterable[Statistics]) -> dict[str, Limits]:
+def limits_of(clients: Iterable[Statistics]) -> dict[str, StatisticLimits]:
     """What most clients keep, by part.
 
     >>> many = [{"count": np.array([0.0, 1.0])}] * 99 + [{"count": np.array([-5.0, 1e6])}]
     >>> limits_of(many)["count"]
-    Limits(low=0.0, high=1.0, size=1.0)
+    StatisticLimits(low=0.0, high=1.0, size=1.0)
     """
     seen: dict[str, list[tuple[float, float, float]]] = {}
     for client in clients:
@@ -45,13 +45,13 @@ def limits_of(clients: Iterable[Statistics]) -> dict[str, Limits]:
     found = {}
     for name, rows in seen.items():
         low, high, size = np.array(rows).T
-        found[name] = Limits(
+        found[name] = StatisticLimits(
             float(np.quantile(low, 1 - KEPT)), float(np.quantile(high, KEPT)), float(np.quantile(size, KEPT))
         )
     return found
 
 
-def cut(client: Statistics, limits: dict[str, Limits]) -> Statistics:
+def cut(client: Statistics, limits: dict[str, StatisticLimits]) -> Statistics:
     """One client's statistics within the limits."""
     found = {}
     for name, value in client.items():

@@ -50,6 +50,19 @@ def noised(total: Arrays, deviation: float, seed: int, round: int) -> dict[str, 
     return {name: value + generator.normal(0.0, deviation, value.shape) for name, value in sorted(total.items())}
 
 
+def out_of_noise(part: npt.NDArray[Any], edge: float) -> npt.NDArray[Any]:
+    """A Hermitian matrix without what noise alone would give it: eigenvalues e become sign(e) sqrt(max(e² - edge², 0)).
+
+    A symmetric random matrix of size k with entries of variance s² has its eigenvalues within ±2 s sqrt(k).
+
+    >>> out_of_noise(np.diag([5.0, -5.0, 2.0]), 3.0).round(6).diagonal().tolist()
+    [4.0, -4.0, 0.0]
+    """
+    sizes, axes = np.linalg.eigh(part)
+    shrunk = np.sign(sizes) * np.sqrt(np.maximum(sizes**2 - edge**2, 0))
+    return np.asarray((axes * shrunk) @ axes.conj().T)
+
+
 def statement(epsilon: float, delta: float) -> str:
     """What an epsilon means here, to be printed beside it."""
     return (

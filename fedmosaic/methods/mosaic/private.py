@@ -4,9 +4,9 @@
     C        sum of C_u / max(1, |C_u|)   over pairs of these items
 
 G is not sent, and A follows from C at no further cost: where weights fall evenly, A is about C + C' off its diagonal,
-and on it what an item weighs in all. Noise is taken off C where it drowns what was there: a symmetric random matrix
-with entries of variance sigma²/2 has eigenvalues within ±sigma sqrt(2 k), so an eigenvalue e of the symmetric and of
-the antisymmetric part of C becomes sign(e) sqrt(max(e² - 2 k sigma², 0)).
+and on it what an item weighs in all. Noise is taken off C where it drowns what was there (`release.out_of_noise`):
+entries of its symmetric and of its antisymmetric part have noise of variance sigma²/2, and so eigenvalues up to
+sigma sqrt(2 k).
 
     B_s = (C + C' + diag(degree + RIDGE))^-1 C
 """
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fedmosaic.data.histories import Histories
 from fedmosaic.methods.closed_form import State, Statistics
+from fedmosaic.privacy.release import out_of_noise
 
 F64 = npt.NDArray[np.float64]
 COUNTS = 0.05  # of the budget
@@ -57,7 +58,7 @@ def solved(state: State, total: Statistics, deviation: float) -> State:
     after = total["after"]
     k, some = after.shape[0], state["inputs"] >= 0
     edge = deviation * np.sqrt(2 * k)
-    clean = _beyond((after + after.T) / 2, edge) + _beyond((after - after.T) / 2j, edge) * 1j
+    clean = out_of_noise((after + after.T) / 2, edge) + out_of_noise((after - after.T) / 2j, edge) * 1j
     c: F64 = np.real(clean)
     known = np.maximum(state["events"][some], 1)
     degree = known * (np.abs(c).sum() / known.sum())  # the counts, in the units of C
@@ -66,11 +67,3 @@ def solved(state: State, total: Statistics, deviation: float) -> State:
     sequence = np.zeros((1, k, some.size), np.float32)
     sequence[0][:, some] = inverse @ c
     return {**state, "sequence": sequence}
-
-
-def _beyond(part: npt.NDArray[np.inexact], edge: float) -> npt.NDArray[np.inexact]:
-    """A Hermitian matrix with its eigenvalues shrunk by what noise alone would give them."""
-    sizes, axes = np.linalg.eigh(part)
-    shrunk = np.sign(sizes) * np.sqrt(np.maximum(sizes**2 - edge**2, 0))
-    found: npt.NDArray[np.inexact] = (axes * shrunk) @ axes.conj().T
-    return found
