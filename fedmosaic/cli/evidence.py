@@ -74,6 +74,7 @@ def audit(
     settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as of run.")] = None,
     rounds: Annotated[str, typer.Option(help="Rounds whose single uploads are looked at.")] = "1,10,30",
     poison: Annotated[bool, typer.Option("--poisoning/--no-poisoning", help="Clients that lie, too.")] = True,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page (HTML) there, too.")] = None,
     imports: Imports = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -81,6 +82,7 @@ def audit(
 ) -> None:
     """Attack a method: what a curious server reads off single uploads, what malicious clients do to lists."""
     from fedmosaic.audit.audit import audited
+    from fedmosaic.report.audit_page import write_audit_page
     from fedmosaic.report.tables import audit_tables
     from fedmosaic.runs.settings import Settings, parse_pairs
 
@@ -93,6 +95,9 @@ def audit(
     built.check_installed()
     tell = (lambda words: None) if quiet else lambda words: print(words, file=sys.stderr, flush=True)
     found = audited(built, split, rounds=numbers, poison=poison, seed=chosen.seed, say=tell)
+    if out is not None:
+        words = " ".join(["fedmosaic audit", method, data, *(settings or []), f"--rounds {rounds}"])
+        print(f"wrote {write_audit_page(f'{method} on {data}', words, found, out)}", file=sys.stderr)
     if as_json:
         print(json.dumps(found.plain()))
         return

@@ -59,6 +59,8 @@ def describe(
     out.print(
         f"per client and round, {size['items']:,} items: sends {size['up']:,} bytes (dense), receives {size['down']:,}"
     )
+    seen = found["privacy"]
+    print_table("who sees what of a user (docs/privacy.md)", list(seen[0]), [list(row.values()) for row in seen])
     for dataset, (hr, ndcg) in found["expect"].items():
         out.print(f"expect of `fedmosaic run {method} {dataset}` (strict pool, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}")
 
