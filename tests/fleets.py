@@ -46,7 +46,7 @@ def histories(users: int = 8, items: int = 30, seed: int = 0) -> TrainingSet:
 
 def agreement_of(method: str, items: int, **more: Any) -> Agreement:
     settings = {"dim": 4, "rounds": 3, **SMALL.get(method, {}), **more.pop("settings", {})}
-    plain = {"own_draws": False, "seed": 1, "deadline": 30.0}
+    plain = {"own_draws": False, "seed": 1, "deadline": 30.0, "fewest": 1, "bounds": False}
     return Agreement(
         method=method, method_settings=settings, items=catalogue_digest(catalogue(items)), **(plain | more)
     )
@@ -121,7 +121,7 @@ class OneHot:
         table = np.zeros(self.shape, dtype=np.float32)
         table[self.row] = 1
         return UpdateMessage(
-            self.agreement.digest(), task.round, task.attempt, "done", task.version, clients=1, loss=0.5,
+            self.agreement.digest(), task.round, task.attempt, "done", task.version, clients=1,
             tensors={"item": table},
         ).encode()  # fmt: skip
 

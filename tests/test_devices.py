@@ -29,11 +29,11 @@ from fedmosaic.core.errors import DataError, RunError, SettingsError
 from fedmosaic.core.files import load_tensors
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.training_set import TrainingSet
-from fedmosaic.deploy.agreement import Agreement
+from fedmosaic.deploy.agreement import Agreement, groups_of, stamp_of
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.flower import FlowerTransport
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.protocol import Reply, UpdateMessage
+from fedmosaic.deploy.protocol import Reply, TaskMessage, UpdateMessage
 from fedmosaic.deploy.relay import listening
 from fedmosaic.engines.state import FederationState, Rows, ServerState
 from fedmosaic.methods.registry import entry
@@ -211,7 +211,7 @@ def test_nothing_private_is_sent(method: str, tmp_path: Path) -> None:
         update = UpdateMessage.decode(content)
         assert set(update.tensors) <= allowed
         headers |= {k for k, v in vars(update).items() if v}
-    expected = {"federation", "round", "attempt", "status", "version", "clients", "loss", "seconds", "tensors"}
+    expected = {"federation", "round", "attempt", "status", "version", "clients", "tensors"}
     assert headers - {"shrink"} == expected
 
 
@@ -222,7 +222,7 @@ def test_noise_follows_from_a_secret_of_the_device(tmp_path: Path) -> None:
         agreement = agreement_of("pfedrec", 30, own_draws=own, settings={"noise": 0.1})
         server, nodes = make_fleet(tmp_path / str(len(sums)), agreement, data, [[0], [1]])
         one = coordinator_of(server, nodes, LocalTransport(nodes))
-        assert one.round()["loss"] is None  # the loss would say what the noise hides
+        assert "loss" not in one.round()  # the loss would say what the noise hides
         sums.append(one.state.params["item"])
     assert len({s.tobytes() for s in sums}) == 3
 
@@ -381,3 +381,70 @@ def test_another_catalogue_is_refused(tmp_path: Path) -> None:
     Node.create(tmp_path / "d", agreement_of("fedmf", 30), catalogue(30).reverse(), np.array([0]))
     with pytest.raises(RunError, match="is not the catalogue that was agreed on"):
         Node.take_history(tmp_path / "d", {"item": ["i3"]}, user=None)
+
+
+def test_a_silo_answers_for_whole_groups_of_its_clients(tmp_path: Path) -> None:
+    """Sums over other sets would tell single clients; a device is alone, and has other protections."""
+    data = histories(9)
+    agreement = agreement_of("fedmf", 30, fewest=3)
+    _, nodes = make_fleet(tmp_path, agreement, data, [[0], [1, 2, 3, 4, 5, 6, 7, 8]])
+    silo = nodes["n1"]
+    params = silo.federation.start(data, agreement.seed).server.params
+    assert silo.data.client_ids is not None
+    assert [g.tolist() for g in groups_of(silo.data.client_ids, 3)] == [[1, 2, 3], [4, 5, 6, 7, 8]]
+
+    def ask(clients: list[int]) -> UpdateMessage:
+        asked = np.array(clients)
+        task = TaskMessage(agreement.digest(), 1, "a", agreement.seed, 1, stamp_of(params), asked, params)
+        return UpdateMessage.decode(silo.answer(task.encode()))
+
+    for clients in ([1], [1, 2], [1, 2, 4], [4, 5, 6]):
+        assert "whole groups" in ask(clients).detail
+    assert ask([1, 2, 3]).status == "done"
+    small = agreement_of("fedmf", 30, fewest=5)
+    _, others = make_fleet(tmp_path / "small", small, data, [[0, 1, 2], [3]])
+    node = others["n0"]
+    task = TaskMessage(small.digest(), 1, "a", small.seed, 1, stamp_of(params), np.array([0, 1, 2]), params)
+    assert "a silo answers for 5 at least" in UpdateMessage.decode(node.answer(task.encode())).detail
+
+
+def test_a_server_draws_silos_clients_in_groups(tmp_path: Path) -> None:
+    agreement = agreement_of("fedmf", 30, fewest=3, settings={"participation": 0.4})
+    server, nodes = make_fleet(tmp_path, agreement, histories(12), [[0], [1], list(range(2, 12))])
+    one = coordinator_of(server, nodes, LocalTransport(nodes))
+    for line in (one.round() for _ in range(3)):
+        assert line["refused"] == 0
+        assert line["clients"] > 0
+
+
+def test_deployments_bound_what_a_node_can_do(tmp_path: Path) -> None:
+    """By default: a node that sends ten thousand in every number moves the table no further than others do."""
+    moved = {}
+    for bounds in (False, True):
+        agreement = agreement_of("fedmf", 30, bounds=bounds)
+        place = tmp_path / str(bounds)
+        server, nodes = make_fleet(place, agreement, histories(6), [[u] for u in range(6)])
+
+        class Liar(LocalTransport):
+            def send(self, node: str, content: bytes, seconds: float) -> str:
+                name = super().send(node, content, seconds)
+                if node == "n0":
+                    reply = self.ready.pop()
+                    assert reply.content is not None
+                    told = UpdateMessage.decode(reply.content)
+                    tensors = {n: np.full_like(v, 1e4) for n, v in told.tensors.items()}
+                    self.ready.append(replace(reply, content=replace(told, tensors=tensors).encode()))
+                return name
+
+        one = coordinator_of(server, nodes, Liar(nodes))
+        before = one.state.params["item"].copy()
+        one.round()
+        moved[bounds] = float(np.abs(one.state.params["item"] - before).max())
+    assert moved[False] > 1000
+    assert moved[True] < 5
+    assert Agreement(method="fedmf", items="x").bounds
+
+
+def test_an_epsilon_is_not_promised_where_nobody_draws_its_noise() -> None:
+    with pytest.raises(SettingsError, match="epsilon= cannot be deployed yet"):
+        agreement_of("fedmf", 30, settings={"epsilon": 4.0}).build()

@@ -26,17 +26,14 @@ from fedmosaic.testing import Clock, LocalTransport
     [
         ("protocol", {"clients": "one"}),
         ("protocol", {"clients": True}),
-        ("protocol", {"seconds": None}),
         ("protocol", {"detail": 3}),
         ("protocol", {"status": "well"}),
-        ("protocol", {"loss": [0.1]}),
         ("tensors", {"shrink": {"item": 10**400}}),
         ("federation", {"federation": "another"}),
         ("duplicate", {"attempt": "guessed"}),
         ("round", {"attempt": "guessed", "round": 77}),
         ("clients", {"clients": 2}),
         ("clients", {"clients": 0}),
-        ("finite", {"loss": float("nan")}),
         ("failed", {"status": "failed"}),
         ("tensors", {"shrink": {"item": -1}}),
         ("tensors", {"tensors": {}}),
@@ -83,7 +80,7 @@ def test_rows_are_checked(reason: str, rows: list[float]) -> None:
     at = np.array(rows) if reason == "dtype" else np.array(rows, dtype=np.int32)
     tensors = {"item": np.ones((len(rows), 4), np.float32), "item.rows": at}
     with pytest.raises(Refused) as caught:
-        rules.open_sum(UpdateMessage(agreement.digest(), 1, "", "done", 0, clients=1, loss=0.1, tensors=tensors), {})
+        rules.open_sum(UpdateMessage(agreement.digest(), 1, "", "done", 0, clients=1, tensors=tensors), {})
     assert caught.value.reason == reason
 
 
@@ -196,7 +193,7 @@ def test_sums_at_the_edge_of_64_bits_are_refused() -> None:
     for value in (-(2**63), 2**63 - 1, 2**55):
         table = np.zeros((30, 4), np.int64)
         table[3, 2] = value
-        update = UpdateMessage(agreement.digest(), 1, "", "done", 0, clients=100_000, loss=0.1, tensors={"item": table})
+        update = UpdateMessage(agreement.digest(), 1, "", "done", 0, clients=100_000, tensors={"item": table})
         with pytest.raises(Refused) as caught:
             rules.open_sum(update, {})
         assert caught.value.reason == "finite"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import polars as pl
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedmosaic.algorithm.upload import SMALLEST_PAD
 from fedmosaic.core.errors import RunError, SettingsError
 from fedmosaic.core.files import digest_of, write_atomic
+from fedmosaic.core.ragged import I64
 from fedmosaic.data.vocab import Vocab
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.state import Array
@@ -44,6 +46,11 @@ class Agreement(BaseModel):
     largest_norm: float | None = Field(default=None, gt=0, description="of what a client sends")
     row_quota: int | None = Field(default=None, gt=0, description="item rows a client may send")
 
+    fewest: int = Field(default=5, ge=1, description="clients that a silo answers for at least, in fixed groups")
+    bounds: bool = Field(
+        default=True, description="uploads are cut to norms that most keep, where the server's reduction can see them"
+    )
+
     def digest(self) -> str:
         """Name of the federation."""
         shared = self.model_dump(include={"method", "method_settings", "seed", "items", "support"})
@@ -60,6 +67,8 @@ class Agreement(BaseModel):
             raise SettingsError("secure=true cannot be deployed yet: nodes send plain sums; leave it out")
         if self.support == "padded" and self.row_quota is not None and self.row_quota < SMALLEST_PAD:
             raise SettingsError(f"padded uploads have {SMALLEST_PAD} rows at least; row_quota={self.row_quota} is less")
+        if method.budget is not None:
+            raise SettingsError("epsilon= cannot be deployed yet: nobody would draw its noise; leave it out")
         if method.algorithm.server.weights != "equal":
             raise SettingsError("weights=size cannot be deployed: a device would say itself how much it counts")
         upload = replace(method.algorithm.upload, support=self.support)
@@ -78,6 +87,17 @@ class Agreement(BaseModel):
             raise RunError(f"{folder} is not a folder of a deployment: it holds no {FILE}") from None
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{folder / FILE} is not TOML: {error}") from None
+
+
+def groups_of(client_ids: I64, fewest: int) -> list[I64]:
+    """Clients of a node in groups that stay the same: as they come, `fewest` each; what is left joins the last.
+
+    >>> [group.tolist() for group in groups_of(np.array([4, 5, 6, 7, 9]), 2)]
+    [[4, 5], [6, 7, 9]]
+    """
+    ordered = np.sort(client_ids)
+    cuts = fewest * np.arange(1, max(ordered.size // fewest, 1))
+    return np.split(ordered, cuts)
 
 
 def write_catalogue(folder: Path, catalogue: pl.DataFrame) -> None:

@@ -21,14 +21,16 @@ from typing import Any
 
 import numpy as np
 
+from fedmosaic.algorithm.algorithm import Algorithm, reduced_by
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import Axis
+from fedmosaic.algorithm.reduction import Bounded
 from fedmosaic.algorithm.upload import UploadSum
 from fedmosaic.core.errors import ForeignError, SettingsError
 from fedmosaic.core.files import load_tensors, save_tensors
 from fedmosaic.core.ragged import I64
 from fedmosaic.data.batches import draw_cohort, round_half_up
-from fedmosaic.deploy.agreement import Agreement, stamp_of
+from fedmosaic.deploy.agreement import Agreement, groups_of, stamp_of
 from fedmosaic.deploy.protocol import (
     WHOLE,
     Refused,
@@ -47,7 +49,19 @@ PAUSE = 0.05  # seconds between two looks for answers
 MANY_ROUNDS = 1 << 32  # draws of a round that is begun again are keyed apart from all rounds
 OWED = 1.0  # deadlines after its round closed until an unanswered task is forgotten
 
+
 Roster = Mapping[str, I64]  # admitted nodes, and the ids of their clients
+
+
+def bounded(algorithm: Algorithm) -> Algorithm:
+    """An algorithm whose server cuts uploads to what most keep; as it is where it cannot, or has its own way to.
+
+    Decay that reaches all rows, and noise that is as large as the bounds, leave nothing that could be cut fairly.
+    """
+    spread = any(move.spreads for move in algorithm.moves)
+    if algorithm.server.reduction.each or spread or algorithm.upload.noise is not None:
+        return algorithm
+    return reduced_by("bounded")(algorithm)
 
 
 @dataclass
@@ -72,7 +86,6 @@ class RoundCount:
     refused: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    seconds: list[float] = field(default_factory=list)  # of work on nodes
 
     @property
     def clients(self) -> int:
@@ -99,6 +112,7 @@ class Coordinator:
         self.federation, self.n_items = self.agreement.build(), n_items
         self.clock, self.sleep, self.pause = clock, sleep, pause
         algorithm = self.federation.algorithm
+        self.reduced = bounded(algorithm) if self.agreement.bounds else algorithm
         self.rules = Rules(algorithm, n_items, self.agreement.largest_norm, self.agreement.row_quota)
         self.tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
         self.state, self.moved, self.version = self._stored()
@@ -149,13 +163,11 @@ class Coordinator:
             again += 1
             self.sleep(1.0)
         ctx = Context(number, self.agreement.seed, self.n_items, self.clients)
-        self._commit(apply(self.federation.algorithm, self.state, count.total, ctx), number)
-        loss = None if self.federation.algorithm.upload.noise is not None else count.total.loss / count.clients
+        self._commit(apply(self.reduced, self.state, count.total, ctx), number)
         line = {
             "round": number, "clients": count.clients, "nodes": len(count.nodes), "refused": count.refused,
-            "abandoned": abandoned, "loss": loss, "bytes_up": count.bytes_up,
-            "bytes_down": count.bytes_down, "seconds": round(self.clock() - begun, 3),
-            "work": round(max(count.seconds, default=0.0), 3),
+            "abandoned": abandoned, "bytes_up": count.bytes_up, "bytes_down": count.bytes_down,
+            "seconds": round(self.clock() - begun, 3),
         }  # fmt: skip
         self._log("rounds.jsonl", line)
         return line
@@ -199,12 +211,16 @@ class Coordinator:
             return self.clients, self.roster
         wanted = max(self.agreement.least, round_half_up(participation * self.clients))
         share = min(1.0, wanted / self.clients * self.agreement.spare)
-        everybody = np.sort(np.concatenate(list(self.roster.values())))
-        drawn = everybody[
-            draw_cohort(everybody.size, share, seed=self.agreement.seed, round=number - again * MANY_ROUNDS)
-        ]
+        units = [group for ids in self.roster.values() for group in groups_of(ids, self._smallest(ids))]
+        units.sort(key=lambda group: int(group[0]))
+        places = draw_cohort(len(units), share, seed=self.agreement.seed, round=number - again * MANY_ROUNDS)
+        drawn = np.concatenate([units[at] for at in places])
         chosen = {node: np.intersect1d(ids, drawn) for node, ids in self.roster.items()}
         return wanted, {node: ids for node, ids in chosen.items() if ids.size}
+
+    def _smallest(self, ids: I64) -> int:
+        """Clients of a node that are drawn together: a silo's in groups, as it answers for no fewer."""
+        return 1 if ids.size == 1 else self.agreement.fewest
 
     def _ask(self, node: str, clients: I64, number: int, closes: float, upload: bool, count: RoundCount) -> str:
         base = self.holds.get(node, WHOLE)
@@ -263,13 +279,12 @@ class Coordinator:
                 if not 0 < update.clients <= asked.clients:
                     raise Refused("clients", f"{update.clients} clients, {asked.clients} were asked")
                 one = self.rules.open_sum(update, self.parameters())
-                if self.federation.algorithm.server.reduction.each:
-                    if update.clients != 1:
+                if self.reduced.server.reduction.each:
+                    if update.clients != 1 and not isinstance(self.reduced.server.reduction, Bounded):
                         raise Refused("clients", "this server must see every upload by itself; silos send sums")
                     one = replace(one, parts=(one,))
                 count.total = one if count.total is None else count.total + one
             count.nodes.append(asked.node)
-            count.seconds.append(float(update.seconds))
         return update.status
 
     def _commit(self, state: ServerState, number: int) -> None:

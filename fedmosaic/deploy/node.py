@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from fedmosaic.core.secret import DeviceSecret, new_secret
 from fedmosaic.data.clean import as_polars
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.data.vocab import Id, Vocab
-from fedmosaic.deploy.agreement import Agreement, read_catalogue, stamp_of, write_catalogue
+from fedmosaic.deploy.agreement import Agreement, groups_of, read_catalogue, stamp_of, write_catalogue
 from fedmosaic.deploy.protocol import WHOLE, Refused, TaskMessage, UpdateMessage, brought_up, put_sum
 from fedmosaic.engines.state import Array, FederationState, ServerState, received_digest
 from fedmosaic.serving.catalogue import Catalogue
@@ -171,8 +170,7 @@ class Node:
 
     def _work(self, task: TaskMessage, server: dict[str, Array], asked: list[Any]) -> dict[str, Any]:
         """What a task asks for, and the new state on disk."""
-        begun, algorithm = time.perf_counter(), self.federation.algorithm
-        noisy = algorithm.upload.noise is not None
+        algorithm = self.federation.algorithm
         after, sent = replace(self.state, server=ServerState(server, {})), dict[str, Array]()
         known: dict[str, Any] = {}
         works = task.upload or self.meta["round"] == 0  # else it has worked with the others, and takes the outcome
@@ -183,9 +181,7 @@ class Node:
             if task.upload:
                 total = outcome.total
                 sent = put_sum(algorithm, total, ctx)
-                known = {"clients": total.clients, "loss": None if noisy else total.loss, "shrink": dict(total.shrink)}
-        # how long work takes tells how much there was, as the loss does
-        known["seconds"] = 0.0 if noisy else round(time.perf_counter() - begun, 4)
+                known = {"clients": total.clients, "shrink": dict(total.shrink)}
         worked = {
             "round": task.round if works else self.meta["round"],
             "version": task.version,
@@ -197,14 +193,23 @@ class Node:
         return {"asked": asked, **known}
 
     def _able(self, task: TaskMessage) -> I64:
-        """Places of the clients that were asked and have something to train on."""
+        """Places of the clients that were asked and have something to train on.
+
+        A silo answers for whole groups of its clients only: from sums over other sets single clients would follow.
+        """
         assert self.data.client_ids is not None
         cohort = np.flatnonzero(np.isin(self.data.client_ids, task.clients))
         if cohort.size != task.clients.size:
             raise Refused("clients", "asked for clients that this node does not hold")
+        fewest = self.agreement.fewest
+        for group in groups_of(self.data.client_ids, fewest):
+            if 0 < np.isin(group, task.clients).sum() < group.size:
+                raise Refused("clients", "asked for a part of a group; a silo answers for whole groups of its clients")
         able = cohort[self.data.histories.lengths[cohort] > 0]
         if not able.size:
             raise Refused("clients", "nobody here has a history")
+        if able.size < fewest and self.data.n_clients > 1:
+            raise Refused("clients", f"asked for {able.size} clients; a silo answers for {fewest} at least")
         return able
 
     def recommender(self) -> FederatedRecommender:

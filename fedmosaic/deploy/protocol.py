@@ -14,7 +14,6 @@ sums with noise, are in fixed point already. `Rules.open_sum` is the only way in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -32,7 +31,7 @@ from fedmosaic.core.fixed_point import LIMIT, SCALE
 from fedmosaic.core.ragged import I64
 from fedmosaic.engines.state import Array
 
-VERSION = 1
+VERSION = 2  # 1 told the loss and how long the work took, which tell how much there was
 WHOLE = -1  # the base of a task that carries everything
 LARGEST_SUM = float(1 << 22)  # of a node: a thousand of them stay far from the edge of 64 bits
 
@@ -94,9 +93,7 @@ class UpdateMessage:
     status: Literal["done", "resync", "failed"]
     version: int  # which the node now holds
     clients: int = 0
-    loss: float | None = None  # sum of the clients' means; not sent beside noise
     shrink: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0  # of work
     detail: str = ""
     tensors: Mapping[str, Array] = field(default_factory=dict)
 
@@ -110,8 +107,6 @@ class UpdateMessage:
         tensors, head = _opened(content, "update", UPDATE)
         if head["status"] not in ("done", "resync", "failed"):
             raise Refused("protocol", "its status is none of done, resync, failed")
-        if not 0 <= head["seconds"] < math.inf:
-            raise Refused("protocol", "it took an impossible time")
         return UpdateMessage(**head, tensors=tensors)
 
 
@@ -121,8 +116,8 @@ TASK = {
     "upload": bool,
 }  # fmt: skip
 UPDATE = {
-    "federation": str, "round": int, "attempt": str, "status": str, "version": int, "clients": int,
-    "loss": (float, type(None)), "shrink": dict, "seconds": float, "detail": str,
+    "federation": str, "round": int, "attempt": str, "status": str, "version": int, "clients": int, "shrink": dict,
+    "detail": str,
 }  # fmt: skip
 
 
@@ -278,7 +273,7 @@ class Rules:
         square += sum(float(np.square(server[n]).sum()) * (s / SCALE) ** 2 for n, s in shrink.items())
         if self.largest_norm is not None and square > (self.largest_norm * update.clients) ** 2:
             raise Refused("norm", f"norm {square**0.5:.3g} of {update.clients} clients; {self.largest_norm:g} each")
-        return UploadSum(totals, touched, update.clients, 0, self._loss(update), shrink)
+        return UploadSum(totals, touched, update.clients, 0, 0.0, shrink)
 
     def _rows(self, name: str, left: dict[str, Array]) -> Array | None:
         rows = left.pop(f"{name}.rows", None)
@@ -334,13 +329,6 @@ class Rules:
         if value.size and (value.min() < 0 or value.max() > update.clients):
             raise Refused("ids", "a row cannot have more senders than there are clients")
         return value.astype(np.int64)
-
-    def _loss(self, update: UpdateMessage) -> float:
-        if update.loss is None:
-            return 0.0
-        if not np.isfinite(update.loss):
-            raise Refused("finite", "the loss is not a number")
-        return update.loss
 
     def _shrink(self, update: UpdateMessage) -> dict[str, int]:
         allowed = set(self.algorithm.spread)

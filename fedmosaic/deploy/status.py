@@ -51,14 +51,11 @@ def _node(place: Path) -> dict[str, Any]:
 
 
 def costs(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """What rounds cost on average: work of the slowest node, the framework's share, bytes per node."""
+    """What rounds cost on average: seconds, bytes per node."""
     count, nodes = len(lines), sum(line["nodes"] for line in lines) or 1
-    seconds, work = sum(line["seconds"] for line in lines) / count, sum(line["work"] for line in lines) / count
     return {
         "rounds": count,
-        "seconds per round": seconds,
-        "of which training on the slowest node": work,
-        "of which framework": seconds - work,
+        "seconds per round": sum(line["seconds"] for line in lines) / count,
         "bytes up per node and round": sum(line["bytes_up"] for line in lines) / nodes,
         "bytes down per node and round": sum(line["bytes_down"] for line in lines) / nodes,
         "refused": sum(line["refused"] for line in lines),
