@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from fedmosaic.engines.federation import Federation
 from fedmosaic.methods.registry import entry
 from fedmosaic.privacy.budget import Budget, BudgetSpentError, multiplier, spent
 from fedmosaic.privacy.secure_sum import TooFewError
+from fedmosaic.runs.run import start
+from fedmosaic.runs.settings import Settings
 
 pytest.importorskip("dp_accounting", reason="epsilons need the extra privacy")
 
@@ -173,3 +177,22 @@ def test_canaries_stay_below_the_claim() -> None:
         if true > 0:
             lower = max(lower, float(np.log(true / false)))
     assert 0 < lower < budget.epsilon
+
+
+@pytest.mark.parametrize(("method", "given"), [("fedmf", {"rounds": 4, "dim": 4}), ("ease", {}), ("mosaic", {})])
+def test_a_run_keeps_a_ledger_of_what_it_spent(method: str, given: dict[str, object], tmp_path: Path) -> None:
+    settings = Settings.make(method, "synthetic", {"epsilon": 3.0, **given})
+    summary = start(settings, tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert kept["promise"] == summary["privacy"]
+    assert "epsilon 3" in kept["promise"]
+    assert kept["rounds released"] == summary["rounds"]
+    assert 2.9 < kept["epsilon spent"] <= 3.0
+
+
+def test_part_of_a_training_spends_part_of_the_epsilon() -> None:
+    for method in (built("fedmf"), entry("ease").build({"epsilon": 4.0})):
+        first, last = method.spent_after(1), method.spent_after(method.rounds)
+        assert 0 < first < 0.8 * last
+        assert last <= 4.0
+        assert method.spent_after(0) == 0.0

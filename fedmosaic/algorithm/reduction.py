@@ -110,15 +110,16 @@ class Bounded:
     def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
         """What the inner one makes of what is left."""
         clients = np.array([part.clients for part in total.parts] or [1] * len(changes), np.float64)
+        rows = changes.reshape(len(changes), changes.shape[1] if spec.axis is Axis.ITEM else 1, -1)
+        norms = np.sqrt(np.einsum("cri,cri->cr", rows, rows)) / clients[:, None]
+        factors = np.ones_like(norms)
         if spec.axis is Axis.ITEM:
-            norms = _norms(changes, 2) / clients[:, None]
             own = [float(np.quantile(one[one > 0], self.rows)) for one in norms if one.any()]
-            limit = float(np.median(own)) if own else 0.0
-            changes = _scaled(changes, np.minimum(limit / np.maximum(norms, 1e-30), 1))
-        sizes = _norms(changes, 1) / clients
-        limit = float(np.quantile(sizes, self.uploads))
-        kept = _scaled(changes, np.minimum(limit / np.maximum(sizes, 1e-30), 1))
-        return self.inner(spec, kept.sum(axis=0), total)
+            factors = _cut(norms, float(np.median(own)) if own else 0.0)
+        sizes = np.linalg.norm(norms * factors, axis=1)
+        factors *= _cut(sizes, float(np.quantile(sizes, self.uploads)))[:, None]
+        kept = np.einsum("cr,cri->ri", factors, rows).reshape(changes.shape[1:])
+        return self.inner(spec, kept, total)
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,10 @@ class Trimmed:
         return found if spec.axis is Axis.ITEM else np.asarray(found[0])
 
 
-def _norms(changes: F64, axes: int) -> F64:
-    """Norms over everything behind the first axes."""
-    found: F64 = np.linalg.norm(changes.reshape(*changes.shape[:axes], -1), axis=axes)
+def _cut(norms: F64, limit: float) -> F64:
+    """By what norms have to be multiplied so that none is above the limit."""
+    found: F64 = np.minimum(limit / np.maximum(norms, 1e-30), 1)
     return found
-
-
-def _scaled(changes: F64, factors: F64) -> F64:
-    return changes * factors.reshape(*factors.shape, *[1] * (changes.ndim - factors.ndim))
 
 
 REDUCTIONS: dict[str, Reduction] = {

@@ -85,26 +85,29 @@ class Scene:
 
 @dataclass(frozen=True)
 class HostileTeam:
-    """A round in which some clients lie (`engine.Team`); all work alone, and the server can see each upload."""
+    """A round in which some clients lie (`engine.Team`).
+
+    Liars work alone, and everybody does where the server looks at every upload.
+    """
 
     scene: Scene
     engine: Engine  # of honest clients
 
     def round(self, engine: Engine, algorithm: Algorithm, task: Task) -> Outcome:
-        """Every client by itself; lies where there are some; the sum, and for who looks at them all parts of it."""
-        parts, devices, answers = list[UploadSum](), task.devices, []
-        for at in range(task.cohort.size):
-            asked: Ragged | None = None if task.query_items is None else task.query_items.take(np.array([at]))
-            done = self.engine.run(replace(task, cohort=task.cohort[at : at + 1], devices=devices, query_items=asked))
+        """Honest work and lies; the sum, and for a server that looks at them all parts of it."""
+        assert task.query_items is None, "lists are looked at when the training is over"
+        lies = np.isin(task.cohort, list(self.scene.liars))
+        looked_at = algorithm.server.reduction.each
+        alone = [task.cohort[at : at + 1] for at in np.flatnonzero(lies | looked_at)]
+        groups = [group for group in (*alone, task.cohort[~lies & (not looked_at)]) if group.size]
+        parts, devices = list[UploadSum](), task.devices
+        for group in groups:
+            done = self.engine.run(replace(task, cohort=group, devices=devices))
             devices = done.devices
-            lies = int(task.cohort[at]) in self.scene.liars
-            parts.append(self._lie(done.total, algorithm, task) if lies else done.total)
-            if done.answers is not None:
-                answers.append(done.answers)
+            liar = int(group[0]) in self.scene.liars
+            parts.append(self._lie(done.total, algorithm, task) if liar else done.total)
         total = reduce(operator.add, parts)
-        if algorithm.server.reduction.each:
-            total = replace(total, parts=tuple(parts))
-        return Outcome(total, devices, np.concatenate(answers) if answers else None)
+        return Outcome(replace(total, parts=tuple(parts)) if looked_at else total, devices, None)
 
     def _lie(self, honest: UploadSum, algorithm: Algorithm, task: Task) -> UploadSum:
         totals = {}

@@ -118,6 +118,10 @@ class Federation:
         """What the epsilon means, where there is one."""
         return None if self.budget is None else self.budget.promise
 
+    def spent_after(self, rounds: int) -> float:
+        """The epsilon of so many rounds, where there is one."""
+        return 0.0 if self.budget is None or not rounds else self.budget.spent_after(rounds)
+
     def engine_for(self, data: TrainingSet) -> Engine:
         """The engine that runs this algorithm on such data; decided once."""
         return self._engine("local", holding_of(data), self.algorithm)

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from fedmosaic.methods.closed_form import ClosedForm, Statistics
 from fedmosaic.privacy import release
+from fedmosaic.privacy.budget import spent
 
 
 class PrivateRelease(ClosedForm):
@@ -28,6 +29,13 @@ class PrivateRelease(ClosedForm):
     def promise(self) -> str | None:
         """What the epsilon means."""
         return None if self.epsilon is None else release.statement(self.epsilon, self.delta)
+
+    def spent_after(self, rounds: int) -> float:
+        """The epsilon of so many sums: all of it after the last."""
+        if self.epsilon is None or not rounds:
+            return 0.0
+        share = min(sum(self.budget_share(round) for round in range(1, min(rounds, self.rounds) + 1)), 1.0)
+        return min(spent(self.deviation(share), 1, 1.0, self.delta), self.epsilon)
 
     def budget_share(self, round: int) -> float:
         """Share of the budget that a round's sum takes."""

@@ -112,6 +112,11 @@ class Budget:
         share = self.deviation / (1.0 if self.trust == "server" else sqrt(self.least(expected)))
         return AddedNoise("gaussian", share, "summed")
 
+    def spent_after(self, rounds: int) -> float:
+        """The epsilon of so many rounds, of those that were paid for."""
+        noise = multiplier(self.epsilon, self.delta, self.rounds, self.participation)
+        return min(spent(noise, rounds, self.participation, self.delta), self.epsilon)
+
     def check(self, round: int) -> None:
         """Refuse a round that was not paid for."""
         if round > self.rounds:

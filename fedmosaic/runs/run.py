@@ -126,6 +126,9 @@ def _execute(
 ) -> dict[str, Any]:
     setup, known = Setup.of(settings, split), split.interactions
     Catalogue(known.users, known.items, known.info, setup.data).save(folder.place / "catalogue")
+    promise = method.promise if isinstance(method, Promises) else None
+    if promise is not None:
+        folder.promise(promise)  # before anything is released
     for position, line in _rounds(folder, settings, method, setup, checkpoint_seconds):
         if on_round is not None:
             on_round(position.round, method.rounds, line)
@@ -138,8 +141,10 @@ def _execute(
     _save_ranks(folder, evaluations["test"])
     _, last = folder.load_state(method, "latest", "previous")
     summary = _summary(folder, settings, setup, evaluations, (at, last)) | _table(method, best)
-    if isinstance(method, Promises) and method.promise is not None:
-        summary["privacy"] = method.promise
+    if promise is not None:
+        assert isinstance(method, Promises)
+        folder.promise(promise, released=last.round, spent=method.spent_after(last.round))
+        summary["privacy"] = promise
     write_json(folder.place / "summary.json", summary)
     return summary
 

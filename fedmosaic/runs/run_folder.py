@@ -163,6 +163,13 @@ class RunFolder:
         bound = {"method": method, "config": digest_of({}, config)[:16], "data": self.data or ""}
         return bound | {"code": plugins.code_digest(entry(method).settings)}
 
+    def promise(self, words: str, *, released: int | None = None, spent: float | None = None) -> None:
+        """Keep what was promised, and what was spent of it; until a run ends, all of it counts as spent.
+
+        A run that goes on after an interruption repeats rounds with the same noise: that releases nothing new.
+        """
+        write_json(self.place / "privacy.json", {"promise": words, "rounds released": released, "epsilon spent": spent})
+
     def save_state(self, name: str, arrays: Tensors, position: Position) -> None:
         """Write a state; the latest one is kept twice, so that a damaged file costs a round and not the run."""
         path = self.place / "checkpoint" / f"{name}.safetensors"

@@ -62,6 +62,10 @@ class Promises(Protocol):
         """An epsilon and all that belongs to it, in words; none where nothing is promised."""
         ...
 
+    def spent_after(self, rounds: int) -> float:
+        """The epsilon of what was released in so many rounds."""
+        ...
+
 
 class Method(Protocol[S]):
     """A recommender that learns in rounds."""
