@@ -99,11 +99,9 @@ def server(
     def tell(line: dict[str, Any]) -> None:
         lines.append(line)
         if not quiet:
-            loss = "" if line["loss"] is None else f", loss {line['loss']:.4f}"
             refused = f", {line['refused']} refused" if line["refused"] else ""
             who = f"round {line['round']}: {line['clients']} clients of {line['nodes']} nodes"
-            cost = f", {line['seconds']:.1f} s ({line['work']:.2f} s of work)"
-            print(who + loss + cost + refused, file=sys.stderr, flush=True)
+            print(f"{who}, {line['seconds']:.1f} s{refused}", file=sys.stderr, flush=True)
 
     serve(place, seconds=seconds, listen=listen, tell=tell, say=_sayer(quiet))
     if as_json:
