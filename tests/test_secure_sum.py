@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmosaic import leave_one_out
+from fedmosaic.algorithm.local import Context
 from fedmosaic.core.errors import SettingsError
+from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.data.negatives import training_set
 from fedmosaic.data.synthetic import synthetic
 from fedmosaic.data.training_set import TrainingSet
@@ -179,6 +181,33 @@ def test_a_masked_round_has_the_bits_of_a_plain_one(method: str, data: TrainingS
     assert record.loss is not None
     for name, value in states[0].server.params.items():
         np.testing.assert_array_equal(value, states[1].server.params[name])
+
+
+@pytest.mark.parametrize("method", ["fedmf", "pfedrec"])
+def test_a_sum_modulo_32_bits_is_that_of_rounded_uploads(method: str, data: TrainingSet) -> None:
+    """Half the bytes; the model moves by no more than rounding does; no sum wraps around."""
+    states, records = {}, {}
+    for bits in (64, 32):
+        federation = entry(method).build({"secure": True, "secure_bits": bits, "upload_clip": 5.0, "dim": 4})
+        states[bits], records[bits], _ = federation.advance(data, federation.start(data, 0), 1, 0)
+    step = 2.0 ** -(30 - np.ceil(np.log2(data.n_clients * 5.0)))
+    for name, value in states[64].server.params.items():
+        np.testing.assert_allclose(states[32].server.params[name], value, atol=step + 3e-7, rtol=0)
+    assert records[32].loss == pytest.approx(records[64].loss, abs=0.01)
+    assert records[32].bytes_up < 0.7 * records[64].bytes_up
+    with pytest.raises(SettingsError, match="give upload_clip"):
+        entry(method).build({"secure": True, "secure_bits": 32})
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulate"])
+def test_rows_and_uploads_keep_their_bounds(engine: str, data: TrainingSet) -> None:
+    federation = entry("fedmf").build({"row_clip": 0.01, "upload_clip": 0.02, "engine": engine, "dim": 4})
+    ctx = Context(1, 0, data.n_items, data.n_clients)
+    for client in range(5):
+        _, done = federation.contribute(data, federation.start(data, 0), ctx, np.array([client]))
+        rows = np.linalg.norm(done.total.totals["item"] / SCALE, axis=1)
+        assert rows.max() <= 0.01 * (1 + 1e-4)
+        assert np.linalg.norm(rows) <= 0.02 * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("method", ["popularity", "itemknn", "ease", "mosaic"])

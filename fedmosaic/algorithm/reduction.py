@@ -98,8 +98,8 @@ class Bounded:
     """
 
     inner: Reduction
-    rows: float = 0.9
-    uploads: float = 0.9
+    rows: float = 0.95
+    uploads: float = 0.95
     each: ClassVar[bool] = True
 
     @property
@@ -178,7 +178,7 @@ def reduction_named(name: str, own: Reduction) -> Reduction:
     """A reduction by its name, for a method that has one of its own: bounds are put around that.
 
     >>> reduction_named("bounded", Total())
-    Bounded(inner=Total(), rows=0.9, uploads=0.9)
+    Bounded(inner=Total(), rows=0.95, uploads=0.95)
     """
     one_of("reduction", name, REDUCTIONS)
     return Bounded(own) if name == "bounded" else REDUCTIONS[name]

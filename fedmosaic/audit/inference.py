@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from fedmosaic.core.secret import DeviceSecret, new_secret
 from fedmosaic.data.batches import draw_cohort
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.federation import Federation
-from fedmosaic.engines.secure import SecureTeam, flat, unflat
+from fedmosaic.engines.secure import SecureTeam, unflat
 from fedmosaic.engines.state import FederationState
 from fedmosaic.methods.closed_form import ClosedForm
 from fedmosaic.privacy.noise import AddedNoise
@@ -141,14 +141,15 @@ def uploads(
         total = done.total
         size = algorithm.traffic(data.n_items, float(total.touched.sum()), total.numbers)[0]
         if isinstance(method.team, SecureTeam):
-            sent = masked(flat(algorithm, total), int(user), data.n_clients, ctx.round)
-            total, size = unflat(algorithm, total, sent.masked.view(np.int64), 1), sent.nbytes
+            vector = method.team.sent(algorithm, total, data.n_clients)
+            sent = masked(vector, int(user), data.n_clients, ctx.round, method.team.bits)
+            total, size = unflat(algorithm, total, sent.masked.astype(np.int64), 1), sent.nbytes
         yield item_rows(method, total), int(size)
 
 
-def masked(vector: I64, user: int, clients: int, round: int) -> MaskedUpload:
+def masked(vector: I64, user: int, clients: int, round: int, bits: Literal[32, 64] = 64) -> MaskedUpload:
     """What the server receives of a client in a secure sum of everybody."""
-    terms = SumTerms("audit", round, "", tuple(range(clients)))
+    terms = SumTerms("audit", round, "", tuple(range(clients)), bits=bits)
     near = terms.graph[user]
     publics = {other: Pair.new().public for other in near}
     return Party.begin(user, Pair.new(), publics, terms).mask(vector)

@@ -11,6 +11,8 @@ clients that trained it where the server divides by them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil, log2
+from typing import Literal
 
 import numpy as np
 
@@ -23,6 +25,8 @@ from fedmosaic.engines.engine import Engine
 from fedmosaic.engines.state import Array, received_digest
 from fedmosaic.engines.task import Outcome, Task
 from fedmosaic.privacy.secure_sum import SumTerms, simulated
+
+LARGEST_LOSS = 1000.0
 
 
 def check_adds_up(algorithm: Algorithm) -> None:
@@ -59,9 +63,48 @@ def unflat(algorithm: Algorithm, like: UploadSum, vector: I64, clients: int) -> 
     )
 
 
+def steps(algorithm: Algorithm, total: UploadSum, clients: int, clip: float) -> I64:
+    """How many binary places every number of `flat` loses, so that sums over clients fit into 32 bits.
+
+    clip: no number of a table is larger. A loss may be up to a thousand; counts lose nothing.
+    """
+
+    def places(largest: float) -> int:
+        return max(0, ceil(log2(clients * largest)) + 2)
+
+    counted = [np.zeros(total.touched.size, np.int64)] if algorithm.server.reduction.counts_senders else []
+    few = [0, places(LARGEST_LOSS), *[places(1.0)] * len(total.shrink)]
+    tables = [np.full(total.totals[n].size, places(clip), np.int64) for n in sorted(total.totals)]
+    return np.concatenate([*tables, *counted, np.array(few, np.int64)])
+
+
+def coarse(vector: I64, steps: I64) -> I64:
+    """Numbers in units of 2^steps, rounded.
+
+    >>> coarse(np.array([5, 6, 7, -5]), np.array([2, 2, 0, 2])).tolist()
+    [1, 2, 7, -1]
+    """
+    half: I64 = np.where(steps > 0, np.int64(1) << np.maximum(steps - 1, 0), 0)
+    return (vector + half) >> steps
+
+
 @dataclass(frozen=True)
 class SecureTeam:
-    """Clients that sum securely (`engine.Team`)."""
+    """Clients that sum securely (`engine.Team`), modulo 2^bits; clip: with 32, what no number is larger than."""
+
+    bits: Literal[32, 64] = 64
+    clip: float | None = None
+
+    def sent(self, algorithm: Algorithm, total: UploadSum, clients: int) -> I64:
+        """What a client puts under its masks."""
+        return coarse(flat(algorithm, total), self.lost(algorithm, total, clients))
+
+    def lost(self, algorithm: Algorithm, total: UploadSum, clients: int) -> I64:
+        """Binary places that are lost; none of 64."""
+        if self.bits == 64:
+            return np.zeros(1, np.int64)
+        assert self.clip is not None
+        return steps(algorithm, total, clients, self.clip)
 
     def round(self, engine: Engine, algorithm: Algorithm, task: Task) -> Outcome:
         """Every client by itself, then the two exchanges of the sum."""
@@ -78,10 +121,12 @@ class SecureTeam:
             done = engine.run(one)
             if done.answers is not None:
                 answers[at] = done.answers
-            return flat(algorithm, done.total)
+            return self.sent(algorithm, done.total, len(place))
 
-        terms = SumTerms("simulation", task.ctx.round, received_digest(algorithm, task.server), tuple(sorted(place)))
+        table = received_digest(algorithm, task.server)
+        terms = SumTerms("simulation", task.ctx.round, table, tuple(sorted(place)), bits=self.bits)
         vector, here, size = simulated(work, terms)
+        vector = vector << self.lost(algorithm, done.total, len(place))
         total = unflat(algorithm, done.total, vector, len(here))
         found = np.concatenate([answers[at] for at in sorted(answers)]) if answers else None
         return Outcome(total, done.devices, found, size)

@@ -26,6 +26,7 @@ from fedmosaic.engines.choice import check_engine
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.secure import SecureTeam, check_adds_up
 from fedmosaic.privacy.budget import Budget, Trust, bounded
+from fedmosaic.privacy.noise import clipped, rows_clipped
 from fedmosaic.training.method import Method
 
 S = TypeVar("S", bound=BaseModel)
@@ -85,12 +86,20 @@ class FederatedSettings(RoundSettings):
         default=False,
         description="clients mask what they send, and the server learns the sum alone: the same numbers, in more time",
     )
+    secure_bits: Literal[32, 64] = Field(
+        default=64, description="of a masked number; 32 halves what is sent and rounds it, and needs upload_clip"
+    )
 
     epsilon: float | None = Field(
         default=None, gt=0, description="privacy of a user's whole history over all rounds; none: no bound, no noise"
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="chance that epsilon leaves open")
-    upload_clip: float = Field(default=1.0, gt=0, description="with an epsilon: largest norm of what a client sends")
+    upload_clip: float | None = Field(
+        default=None, gt=0, description="largest norm of what a client sends; none: no bound, and 1 with an epsilon"
+    )
+    row_clip: float | None = Field(
+        default=None, gt=0, description="largest norm of an item's row in what a client sends; none: no bound"
+    )
     trust: Trust = Field(
         default="server", description="with an epsilon: who adds the noise; devices in shares, under secure=true"
     )
@@ -99,6 +108,8 @@ class FederatedSettings(RoundSettings):
     def _shares_are_masked(self) -> FederatedSettings:
         if self.epsilon is not None and self.trust == "devices" and not self.secure:
             raise ValueError("trust=devices: a share of the noise protects nobody alone; give secure=true, too")
+        if self.secure and self.secure_bits == 32 and self.upload_clip is None:
+            raise ValueError("secure_bits=32: without a bound on what is sent a sum might not fit; give upload_clip")
         return self
 
     @field_validator("engine")
@@ -188,11 +199,15 @@ def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -
         whole = replace(whole, server=replace(whole.server, weights="size"))
     if s.reduce is not None:
         whole = reduced_by(s.reduce)(whole)
+    if s.row_clip is not None:
+        whole = rows_clipped(s.row_clip)(whole)
     budget = None
     if s.epsilon is not None:
-        budget = Budget(s.epsilon, s.delta, s.upload_clip, s.rounds, s.participation, s.trust)
+        budget = Budget(s.epsilon, s.delta, s.upload_clip or 1.0, s.rounds, s.participation, s.trust)
         whole = bounded(budget)(whole)
-    team = SecureTeam() if s.secure else None
+    elif s.upload_clip is not None:
+        whole = clipped(s.upload_clip)(whole)
+    team = SecureTeam(s.secure_bits, s.upload_clip) if s.secure else None
     if team is not None:
         check_adds_up(whole)
     return Federation(whole, s.rounds, s.participation, engine=s.engine, team=team, budget=budget)

@@ -1,6 +1,6 @@
 """Clipping and noise on what a device sends.
 
-    clip       change <- change · min(1, bound / |change|), one joint norm per client
+    clip       change <- change · min(1, bound / |change|), one joint norm per client, or (`rows_clipped`) one per row
     laplace    every number sent, touched or not, gains a draw of Laplace(0, scale)
     gaussian   ... of N(0, scale²)
 
@@ -136,6 +136,23 @@ class Clip(OneSided):
 
 
 @dataclass(frozen=True)
+class ClipRows(OneSided):
+    """Bound the norm of every item row that a client sends."""
+
+    bound: float
+
+    def encode(self, parcel: Parcel) -> Parcel:
+        """Scale rows down to the bound."""
+        changes = dict(parcel.changes)
+        for name in parcel.items:
+            rows = changes[name]
+            norms = np.sqrt(np.square(rows, dtype=np.float64).reshape(rows.shape[0], -1).sum(1))
+            factor = np.minimum(self.bound / np.maximum(norms, 1e-30), 1).astype(np.float32)
+            changes[name] = rows * factor.reshape(-1, *[1] * (rows.ndim - 1))
+        return replace(parcel, changes=changes)
+
+
+@dataclass(frozen=True)
 class ClipValues(OneSided):
     """Bound every number that is sent to ±bound, as FedPerGNN does."""
 
@@ -237,6 +254,11 @@ def noisy(kind: Kind, scale: float, draws: Draws = "each") -> Wrapper:
 def clipped(bound: float) -> Wrapper:
     """Bound the joint norm of what a client of a host sends."""
     return lambda host: replace(host, upload=replace(host.upload, stack=(*host.upload.stack, Clip(bound))))
+
+
+def rows_clipped(bound: float) -> Wrapper:
+    """Bound the norm of every item row that a client of a host sends."""
+    return lambda host: replace(host, upload=replace(host.upload, stack=(*host.upload.stack, ClipRows(bound))))
 
 
 def sparse_values(size: float) -> Wrapper:
