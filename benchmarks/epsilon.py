@@ -1,10 +1,11 @@
-"""What an epsilon costs: next items and popularity by sums with noise, all unseen items ranked.
+"""What an epsilon costs: methods by sums and in rounds with noise, all unseen items ranked.
 
-python benchmarks/epsilon.py [--data ml-100k ml-1m] [--seeds 5] [--data-dir DIR] [-o FILE]
+python benchmarks/epsilon.py [--data ml-100k ml-1m] [--methods mosaic ease ...] [--seeds 3] [--data-dir DIR] [-o FILE]
 
 One training is one budget: user level (add or remove one user with all events), delta 1e-5, noise by the server that is
-trusted with the sums. Fixed defaults, nothing is chosen by validation. Strict pool, leave-one-out, ties by hash,
-input=train; mean and deviation over seeds of the noise.
+trusted with the sums. Fixed settings, nothing is chosen by validation but the round of methods that learn in rounds.
+Strict pool, leave-one-out, ties by hash, input=train; mean and deviation over seeds. A file that has the marks
+`<!-- epsilon DATA -->` and `<!-- end -->` gets each table between them; another one is written anew.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from fedmosaic import FederatedRecommender, leave_one_out, load
 from fedmosaic.data.split import Split
 from fedmosaic.report.tables import Table
 
-EPSILONS = (1.0, 2.0, 4.0, 8.0, None)
-METHODS = ("mosaic", "popularity")
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, None)
+# Settings of methods in rounds: few rounds, because noise grows with them; a bound that few uploads reach.
+ROUNDS: dict[str, Any] = {"rounds": 20, "upload_clip": 20.0}
+METHODS: dict[str, dict[str, Any]] = {"mosaic": {}, "ease": {}, "popularity": {}, "fedmf": ROUNDS, "pfedrec": ROUNDS}
 
 
 def measured(split: Split, method: str, epsilon: float | None, seeds: int) -> list[str]:
     """HR@10 / NDCG@10 of the full ranking and of 1 + 99."""
     found: dict[str, list[tuple[float, float]]] = {"full": [], "sampled": []}
-    for seed in range(seeds if epsilon is not None else 1):
-        given: dict[str, Any] = {} if epsilon is None else {"epsilon": epsilon}
+    given = METHODS[method] | {"epsilon": epsilon} if epsilon is not None else {}
+    lucky = epsilon is not None or bool(METHODS[method])
+    for seed in range(seeds if lucky else 1):
         model = FederatedRecommender(method, seed=seed, **given).fit(split)
         seen = model.evaluate()
         assert seen.sampled is not None
@@ -44,26 +48,42 @@ def _cell(values: list[tuple[float, float]]) -> str:
     return " / ".join(parts)
 
 
+def put(path: Path, name: str, text: str) -> None:
+    """Replace what stands between a data set's marks."""
+    whole, mark = path.read_text(), f"<!-- epsilon {name} -->"
+    before, _, rest = whole.partition(mark)
+    _, _, after = rest.partition("<!-- end -->")
+    path.write_text(f"{before}{mark}\n\n{text}\n<!-- end -->{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="*", default=["ml-100k", "ml-1m"])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data-dir")
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
-    tables = []
+    told = " ".join(word for word in sys.argv[1:] if word not in ("--data-dir", args.data_dir))
     for name in args.data:
         split = leave_one_out(load(name, args.data_dir))
         rows = []
-        for epsilon in EPSILONS:
-            cells = [cell for method in METHODS for cell in measured(split, method, epsilon, args.seeds)]
-            rows.append(("none, without bounds" if epsilon is None else f"{epsilon:g}", *cells))
-        heads = [f"{method}, {protocol}" for method in METHODS for protocol in ("full HR@10 / NDCG@10", "1+99")]
-        tables.append(Table(f"{name}, {args.seeds} seeds", ("epsilon", *heads), tuple(rows)))
-        tables[-1].show()
-    if args.out is not None:
-        words = " ".join(["python benchmarks/epsilon.py", *sys.argv[1:]])
-        args.out.write_text("\n".join([f"Written by `{words}`.\n", *(t.markdown() for t in tables)]))
+        for method in args.methods:
+            for epsilon in EPSILONS:
+                words = "none, no bounds" if epsilon is None else f"{epsilon:g}"
+                rows.append((method, words, *measured(split, method, epsilon, args.seeds)))
+                print(*rows[-1], flush=True)
+        heads = ("method", "epsilon", "full HR@10 / NDCG@10", "1+99")
+        found = Table(f"{name}, {args.seeds} seeds", heads, tuple(rows))
+        found.show()
+        if args.out is None:
+            continue
+        text = f"`python benchmarks/epsilon.py {told}`, {args.seeds} seeds:\n\n{found.markdown()}"
+        if args.out.is_file() and f"<!-- epsilon {name} -->" in args.out.read_text():
+            put(args.out, name, text)
+        else:
+            with args.out.open("a") as stream:
+                stream.write(text + "\n")
 
 
 if __name__ == "__main__":
