@@ -58,7 +58,7 @@ def test_a_card_without_published_numbers_says_what_can_be_said() -> None:
 
 def test_seeds_are_five_where_cheap_three_elsewhere_and_never_more_than_wanted() -> None:
     cheap, large = Claim("a", "ml-100k", "pfedrec"), Claim("a", "ml-1m", "pfedrec")
-    assert [len(c.seed_range(9)) for c in (cheap, large, Claim("a", "ml-100k", "fedrap"))] == [5, 3, 3]
+    assert [len(c.seed_range(9)) for c in (cheap, large, Claim("a", "ml-100k", "metamf"))] == [5, 3, 3]
     assert len(cheap.seed_range(2)) == 2
     assert len(replace(cheap, seeds=1).seed_range(9)) == 1
     published = [c for card in CARDS.values() for c in card.claims if any(c.paper)]

@@ -194,7 +194,8 @@ def test_a_sum_modulo_32_bits_is_that_of_rounded_uploads(method: str, data: Trai
     for name, value in states[64].server.params.items():
         np.testing.assert_allclose(states[32].server.params[name], value, atol=step + 3e-7, rtol=0)
     assert records[32].loss == pytest.approx(records[64].loss, abs=0.01)
-    assert records[32].bytes_up < 0.7 * records[64].bytes_up
+    numbers = states[64].server.params["item"].size
+    assert records[64].bytes_up - records[32].bytes_up >= 4 * numbers  # what else is sent are shares
     with pytest.raises(SettingsError, match="give upload_clip"):
         entry(method).build({"secure": True, "secure_bits": 32})
 

@@ -31,7 +31,7 @@ class Server:
 
     >>> Server("krum")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fedmosaic.core.errors.UnknownNameError: unknown reduction 'krum'; known: bounded, mean, median, row-mean, sum, ...
+    fedmosaic.core.errors.UnknownNameError: unknown reduction 'krum'; did you mean 'sum'? known: mean, row-mean, ...
     """
 
     reduce: Reduction | str = "mean"

@@ -15,7 +15,9 @@ def write_audit_page(title: str, command: str, found: Audit, out: Path) -> Path:
     from jinja2 import Environment, StrictUndefined
 
     told = [
-        f"Messages of round {m.round}: {m.sizes} sizes, correlation with the lengths of histories {m.correlation:.2f}."
+        f"Messages of round {m.round} have one size."
+        if m.sizes == 1
+        else f"Messages of round {m.round}: {m.sizes} sizes, correlation with lengths of histories {m.correlation:.2f}."
         for m in found.messages
     ]
     if found.noise is not None:

@@ -137,7 +137,12 @@ def audit_tables(title: str, found: Audit) -> list[Table]:
     rows += [(f.attack, str(f.round), f"{f.f1:.3f}", f"{f.auc:.3f}") for f in found.inference]
     tables = [Table(f"{title}: a curious server guesses histories", ("attack", "round", "F1", "AUC"), tuple(rows))]
     told = [
-        (f"messages of round {m.round}", f"{m.sizes} sizes, correlation with lengths of histories {m.correlation:.2f}")
+        (
+            f"messages of round {m.round}",
+            "one size"
+            if m.sizes == 1
+            else f"{m.sizes} sizes, correlation with lengths of histories {m.correlation:.2f}",
+        )
         for m in found.messages
     ]
     if found.noise is not None:

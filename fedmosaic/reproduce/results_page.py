@@ -37,8 +37,11 @@ def run_cards(
     )
 
 
-def section(card: Card, results: Results, folder: Path, link: str) -> str:
-    """One card as Markdown: table, verdict, figures, and folded why numbers differ."""
+def section(card: Card, results: Results, folder: Path, link: str, before: str = "") -> str:
+    """One card as Markdown: table, verdict, figures, and folded why numbers differ.
+
+    before: the section as it was; figures that look into states which are gone stay as they were drawn.
+    """
     found = verdicts(card, results)
     table = card_table(card, results)
     parts = [f"## {card.title}", f"*{card.paper}*  ", f"`fedmosaic reproduce {card.name}`", card.text, table.markdown()]
@@ -54,7 +57,9 @@ def section(card: Card, results: Results, folder: Path, link: str) -> str:
         drawn = [] if card.draw is None else card.draw(card, results, folder)
         parts += [f"![{f.caption}]({link}/{f.name}.png)\n\n*{f.caption}*" for f in drawn]
         if card.states and not drawn:
-            parts.append("(The figure looks into trained states, and none is here: run the card.)")
+            kept = [p for p in before.split("\n\n") if p.startswith("![")]
+            parts += [f"{figure}\n\n*{figure[2:].partition('](')[0]}*" for figure in kept]
+            parts += [] if kept else ["(The figure looks into trained states, and none is here: run the card.)"]
     except FedmosaicError as error:
         parts.append(f"(The figure could not be drawn: {error}.)")
     return "\n\n".join(parts)
@@ -77,7 +82,9 @@ def write_book(cards: Sequence[Card], results: Results, place: Path, command: st
         "## Cards",
         _contents(cards, results),
     ]
-    body = [section(card, results, folder, link) for card in cards]
+    old = place.read_text().split("\n## ") if place.is_file() else []
+    before = {part.partition("\n")[0]: part for part in old}
+    body = [section(card, results, folder, link, before.get(card.title, "")) for card in cards]
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("\n\n".join([*head, *body]) + "\n")
 

@@ -98,12 +98,12 @@ def plan(
 
 
 def _has(method: str, key: str) -> bool:
-    """Whether a method has a setting to change, by its old name too; one-shot methods have one round, which is none."""
+    """Whether a method has a setting to change, by its old name too; rounds that are bounded are not for choosing."""
     model = registry.entry(method).settings
     fields = model.model_fields
     if key not in fields:
         return issubclass(model, MethodSettings) and key in model.RENAMED
-    return not (key == "rounds" and any(getattr(m, "le", None) == 1 for m in fields[key].metadata))
+    return not (key == "rounds" and any(getattr(m, "le", None) is not None for m in fields[key].metadata))
 
 
 @dataclass(frozen=True, eq=False)
