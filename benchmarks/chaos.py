@@ -23,7 +23,10 @@ import polars as pl
 from fedmosaic.data.negatives import draw_candidates
 from fedmosaic.deploy.agreement import Agreement, catalogue_digest
 from fedmosaic.deploy.coordinator import Coordinator
+from fedmosaic.deploy.history import take_history
 from fedmosaic.deploy.node import Node
+from fedmosaic.deploy.roster import Member
+from fedmosaic.deploy.work import LearntWork
 from fedmosaic.runs.settings import Settings
 from fedmosaic.testing import Chaos, Clock, LocalTransport
 
@@ -31,11 +34,19 @@ LEAST = 0.4  # share of the devices without which a round does not count
 EVERY, LAST = 5, 10  # rounds between two looks; looks that are averaged
 
 
+class Fixed(dict[str, Member]):
+    """A roster that stays as it is."""
+
+    def __call__(self) -> dict[str, Member]:
+        return self
+
+
 def hits(nodes: dict[str, Node], split: Any, candidates: Any) -> float:
     """Share of devices whose held-out item is among the first ten of 1 + 99, answered by the device itself."""
     found = []
     for number, node in enumerate(nodes.values()):
-        scorer = node.federation.scorer(node.data, node.state)
+        assert isinstance(node.work, LearntWork)
+        scorer = node.work.federation.scorer(node.data, node.state)
         scores = scorer.scores(np.zeros(1, np.int64))[0]
         held = split.test[number]
         if held.size:
@@ -57,7 +68,7 @@ def main() -> None:
     catalogue = pl.DataFrame({"item": data.items.ids})
     agreement = Agreement(
         method="fedmf", method_settings={"rounds": options.rounds, "dim": 16}, items=catalogue_digest(catalogue),
-        least=round(LEAST * options.devices), deadline=10.0, own_draws=False,
+        least=round(LEAST * options.devices), deadline=10.0, own_draws=False, secure=False,
     )  # fmt: skip
     results = {}
     for kind in ("clean", "chaos"):
@@ -65,13 +76,13 @@ def main() -> None:
             place, nodes = Path(folder), dict[str, Node]()
             for number in range(options.devices):
                 home = place / str(number)
-                Node.create(home, agreement, catalogue, np.array([number]))
-                Node.take_history(home, {"item": data.items.take(split.train[number]).to_list()}, user=None)
+                Node.create(home, agreement, catalogue, np.array([number]), str(number))
+                take_history(home, {"item": data.items.take(split.train[number]).to_list()}, user=None)
                 nodes[str(number)] = Node(home)
             agreement.write(place)
             clock = Clock()
             transport = Chaos(nodes, clock, 0, 15.0) if kind == "chaos" else LocalTransport(nodes, keep=False)
-            roster = {name: np.array([int(name)]) for name in nodes}
+            roster = Fixed({name: Member(int(name)) for name in nodes})
             n_items = len(data.items)
             one = Coordinator(place, roster, transport, n_items=n_items, clock=clock, sleep=clock.sleep)
             lines, looks = [], []

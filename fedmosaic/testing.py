@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -239,6 +241,18 @@ def _close(found: Any, wanted: Any, tolerance: float, what: str) -> None:
         return
     gap = np.abs(found - wanted) / (1 + np.abs(wanted))
     assert not gap.size or gap.max() <= tolerance, f"{what} differs by {gap.max():.2e}"
+
+
+NOT_EPHEMERAL = range(10_000, 32_768)  # below what Linux, macOS and Windows give to outgoing connections
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now, nor is given by chance before it is used."""
+    for port in random.SystemRandom().sample(NOT_EPHEMERAL, 100):
+        with socket.socket() as door, suppress(OSError):
+            door.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port on the loopback interface: 100 were tried")
 
 
 class Clock:

@@ -7,6 +7,7 @@ import io
 import sys
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 from fedmosaic.cli import main as command
@@ -37,3 +38,23 @@ def run_command(*words: str) -> Done:
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return Done(code, out.getvalue(), err.getvalue())
+
+
+def descendants(parents: list[int]) -> dict[int, str]:
+    """Processes below some, and those themselves, with the time each began (pids are used again, times are not)."""
+    children: dict[int, list[int]] = {}
+    began: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it may end while we look
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(words[1]), []).append(int(entry.name))
+                began[int(entry.name)] = words[19]
+    found: dict[int, str] = {}
+    left = list(parents)
+    while left:
+        pid = left.pop()
+        if pid in began and pid not in found:
+            found[pid] = began[pid]
+            left += children.get(pid, [])
+    return found

@@ -1,27 +1,25 @@
-"""Small deployments inside the test process: folders, nodes, and Flower's grid without Flower's processes."""
+"""Small deployments inside the test process: folders, nodes, and who is admitted."""
 
 from __future__ import annotations
 
-import copy
-import random
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-from flwr.app import Context, Message, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedmosaic.core.files import load_tensors
 from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.deploy.admission import asked
 from fedmosaic.deploy.agreement import Agreement, catalogue_digest
 from fedmosaic.deploy.coordinator import Coordinator
-from fedmosaic.deploy.flower import client_app
+from fedmosaic.deploy.history import take_history
 from fedmosaic.deploy.node import Node
+from fedmosaic.deploy.plain import Rules
 from fedmosaic.deploy.protocol import TaskMessage, UpdateMessage
+from fedmosaic.deploy.roster import Member, Roster
+from fedmosaic.deploy.work import LearntWork, Work, work_of
 
 NEEDS_TORCH = ("fedncf", "fedrecgel")  # their nodes answer, or train, by the general engine
 SMALL: dict[str, dict[str, Any]] = {
@@ -45,18 +43,20 @@ def histories(users: int = 8, items: int = 30, seed: int = 0) -> TrainingSet:
 
 
 def agreement_of(method: str, items: int, **more: Any) -> Agreement:
-    settings = {"dim": 4, "rounds": 3, **SMALL.get(method, {}), **more.pop("settings", {})}
-    plain = {"own_draws": False, "seed": 1, "deadline": 30.0, "fewest": 1, "bounds": False}
+    learnt = {"dim": 4, "rounds": 3, **SMALL.get(method, {})} if method in SMALL else {}
+    settings = {**learnt, **more.pop("settings", {})}
+    plain = {"own_draws": False, "seed": 1, "deadline": 30.0, "fewest": 1, "bounds": False, "secure": False}
     return Agreement(
         method=method, method_settings=settings, items=catalogue_digest(catalogue(items)), **(plain | more)
     )
 
 
 def make_node(place: Path, agreement: Agreement, data: TrainingSet, users: list[int]) -> Node:
-    """A device (one user) or a silo, with its history."""
-    Node.create(place, agreement, catalogue(data.n_items), np.array(users))
+    """A device (one user) or a silo, with its keys and its history."""
+    Node.create(place, agreement, catalogue(data.n_items), np.array(users), place.name)
+    asked(place)
     pairs = [(f"u{u}", f"i{i}") for u in users for i in data.histories[u]]
-    Node.take_history(place, pl.DataFrame(pairs, schema=["user", "item"], orient="row"))
+    take_history(place, pl.DataFrame(pairs, schema=["user", "item"], orient="row"))
     return Node(place)
 
 
@@ -69,45 +69,29 @@ def make_fleet(
     return server, {f"n{k}": make_node(place / f"n{k}", agreement, data, users) for k, users in enumerate(groups)}
 
 
-def roster_of(nodes: dict[str, Node]) -> dict[str, Any]:
-    return {name: node.data.client_ids for name, node in nodes.items()}
+def member_of(node: Node) -> Member:
+    assert node.data.client_ids is not None
+    request = asked(node.place)
+    first, users = int(node.data.client_ids.min()), node.data.client_ids.size
+    return Member(first, users, request.generation, request.key, bytes.fromhex(request.sum))
 
 
-def only_pushed_and_pulled(*_: Any, **__: Any) -> Any:
-    raise AssertionError("our transport pushes and pulls, and calls nothing else of a grid")
-
-
-class LocalGrid(Grid):
-    """Flower's grid inside this process: the real ClientApp, messages copied, nobody shares an object."""
-
-    def __init__(self, sockets: dict[int, str]) -> None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-        self.sockets, self.answers = sockets, dict[str, Message]()
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.sockets)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        names = []
-        for message in messages:
-            node, name = message.metadata.dst_node_id, f"m{len(self.answers)}-{random.random()}"
-            sent = copy.deepcopy(message)
-            sent.metadata.__dict__["_message_id"] = name
-            context = Context(1, node, {"socket": self.sockets[node]}, RecordDict(), {})
-            self.answers[name] = copy.deepcopy(client_app(sent, context))
-            names.append(name)
-        return names
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self.answers.pop(name) for name in list(message_ids) if name in self.answers]
-
-    set_run = create_message = send_and_receive = only_pushed_and_pulled  # abstract there
-    run = property(only_pushed_and_pulled)
+def roster_of(nodes: dict[str, Node]) -> Roster:
+    return {name: member_of(node) for name, node in nodes.items()}
 
 
 def coordinator_of(server: Path, nodes: dict[str, Node], transport: Any, **more: Any) -> Coordinator:
-    n_items = next(iter(nodes.values())).data.n_items
-    return Coordinator(server, roster_of(nodes), transport, n_items=n_items, **({"pause": 0.001} | more))
+    n_items, roster = next(iter(nodes.values())).data.n_items, roster_of(nodes)
+    return Coordinator(server, lambda: roster, transport, n_items=n_items, **({"pause": 0.001} | more))
+
+
+def learnt(work: Work) -> LearntWork:
+    assert isinstance(work, LearntWork)
+    return work
+
+
+def rules_of(agreement: Agreement, **limits: Any) -> Rules:
+    return Rules(learnt(work_of(agreement)).algorithm, 30, **limits)
 
 
 class OneHot:
@@ -128,7 +112,7 @@ class OneHot:
 
 def held(node: Node) -> dict[str, bytes]:
     """Everything a node holds: its users' state, the server's parameters, and its last answer."""
-    arrays = node.state.pack() | {f"answer/{n}": v for n, v in node.answered.items()}
+    arrays = node.work.pack_held(node.state) | {f"answer/{n}": v for n, v in node.answered.items()}
     return {name: value.tobytes() for name, value in arrays.items()}
 
 

@@ -15,7 +15,9 @@ from fedmosaic.core.errors import ForeignError
 from fedmosaic.core.files import load_tensors, save_tensors
 from fedmosaic.deploy.agreement import Agreement, catalogue_digest
 from fedmosaic.deploy.coordinator import Coordinator
+from fedmosaic.deploy.history import take_history
 from fedmosaic.deploy.node import Node
+from fedmosaic.deploy.roster import Member
 from fedmosaic.engines.state import FederationState
 from fedmosaic.methods.registry import entry
 from fedmosaic.runs import run
@@ -77,9 +79,9 @@ def catalogue() -> pl.DataFrame:
 
 def make_node(place: Path, catalogue: pl.DataFrame, client: int, dim: int = 4) -> Node:
     items = catalogue_digest(catalogue)
-    agreement = Agreement(method="fedmf", method_settings={"dim": dim, "rounds": 1}, items=items)
-    Node.create(place, agreement, catalogue, np.array([client]))
-    Node.take_history(place, pl.DataFrame({"item": ["i1", "i2", "i5"]}), user=None)
+    agreement = Agreement(method="fedmf", method_settings={"dim": dim, "rounds": 1}, items=items, secure=False)
+    Node.create(place, agreement, catalogue, np.array([client]), place.name)
+    take_history(place, pl.DataFrame({"item": ["i1", "i2", "i5"]}), user=None)
     return Node(place)
 
 
@@ -87,8 +89,8 @@ def test_a_device_does_not_take_over_the_state_of_another(tmp_path: Path, catalo
     nodes = {f"d{n}": make_node(tmp_path / f"d{n}", catalogue, n) for n in range(2)}
     nodes["d0"].agreement.write(tmp_path)
     clock = Clock()
-    roster = {name: np.array([n]) for n, name in enumerate(nodes)}
-    Coordinator(tmp_path, roster, LocalTransport(nodes), n_items=12, clock=clock, sleep=clock.sleep).run()
+    roster = {name: Member(n) for n, name in enumerate(nodes)}
+    Coordinator(tmp_path, lambda: roster, LocalTransport(nodes), n_items=12, clock=clock, sleep=clock.sleep).run()
     Node(tmp_path / "d0").recommender()
     shutil.copy(tmp_path / "d1" / "state.safetensors", tmp_path / "d0" / "state.safetensors")
     with pytest.raises(ForeignError, match="belongs to another node"):
@@ -96,7 +98,7 @@ def test_a_device_does_not_take_over_the_state_of_another(tmp_path: Path, catalo
     wide = make_node(tmp_path / "wide", catalogue, 0, dim=6)
     wide.agreement.write(tmp_path)
     with pytest.raises(ForeignError, match="belongs to another federation"):
-        Coordinator(tmp_path, roster, LocalTransport({}), n_items=12)
+        Coordinator(tmp_path, lambda: roster, LocalTransport({}), n_items=12)
 
 
 def test_a_server_file_of_another_width_is_refused_even_with_the_right_name(
@@ -106,8 +108,8 @@ def test_a_server_file_of_another_width_is_refused_even_with_the_right_name(
     node.agreement.write(tmp_path)
     clock = Clock()
     transport = LocalTransport({"d0": node})
-    Coordinator(tmp_path, {"d0": np.array([0])}, transport, n_items=12, clock=clock, sleep=clock.sleep).run()
+    Coordinator(tmp_path, lambda: {"d0": Member(0)}, transport, n_items=12, clock=clock, sleep=clock.sleep).run()
     arrays, meta = load_tensors(tmp_path / "server.safetensors")
     save_tensors(tmp_path / "server.safetensors", arrays | {"server/item": arrays["server/item"][:, :3]}, meta)
     with pytest.raises(ForeignError, match=r"'server/item' of shape \(12, 3\); this method's is \(12, 4\)"):
-        Coordinator(tmp_path, {"d0": np.array([0])}, transport, n_items=12)
+        Coordinator(tmp_path, lambda: {"d0": Member(0)}, transport, n_items=12)

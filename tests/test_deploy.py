@@ -1,10 +1,8 @@
-"""A real deployment on loopback: TLS, node keys, the gate; what is refused; and nothing left behind."""
+"""A real deployment on loopback: TLS, node keys, secure sums, the gate; what is refused; and nothing left behind."""
 
 from __future__ import annotations
 
 import json
-import os
-import runpy
 import shutil
 import signal
 import socket
@@ -12,7 +10,6 @@ import ssl
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,19 +19,21 @@ from typing import Any
 
 import polars as pl
 import pytest
-from commands import Done, run_command
+from commands import Done, descendants, run_command
 from fleets import agreement_of, catalogue, histories
-from flwr.serverapp import ServerApp
 
 from fedmosaic.core.errors import RunError, SettingsError
-from fedmosaic.core.files import is_locked, load_tensors, locked
-from fedmosaic.deploy import fleet, flower
-from fedmosaic.deploy import serve as serving
+from fedmosaic.core.files import is_locked, load_tensors, locked, read_lines
+from fedmosaic.deploy import fleet
+from fedmosaic.deploy.admission import Request, asked, renewed
+from fedmosaic.deploy.attend import attend
 from fedmosaic.deploy.fleet import Link, ServerFolder
-from fedmosaic.deploy.keys import make_authority, make_node_key
+from fedmosaic.deploy.history import take_history
+from fedmosaic.deploy.keys import make_authority
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.processes import Processes, check_port, descendants, end_leftovers, free_port, program
-from fedmosaic.deploy.serve import attend, serve
+from fedmosaic.deploy.roster import LiveRoster, read_roster
+from fedmosaic.deploy.serve import Serving, check_port, serve
+from fedmosaic.testing import free_port
 
 PATIENCE = 300.0  # seconds; a loaded machine is slow, not wrong
 
@@ -69,72 +68,104 @@ class Programs:
 def programs(tmp_path: Path) -> Iterator[Programs]:
     started = Programs(tmp_path)
     yield started
-    pids = descendants([p.pid for p in started.running.values()])
+    pids = [p.pid for p in started.running.values()]
+    assert set(descendants(pids)) <= set(pids), "a program has started others"
     for process in started.running.values():
         process.send_signal(signal.SIGTERM)
     for process in started.running.values():
         process.wait(PATIENCE)
-    until = time.monotonic() + PATIENCE
-    while left := set(pids.items()) & set(descendants(list(pids)).items()):
-        assert time.monotonic() < until, f"processes are left: {left}"
-        time.sleep(0.2)
 
 
-def request(address: str, authority: Path, path: str) -> int:
+def request(address: str, authority: Path, path: str, method: str = "POST") -> int:
     context = ssl.create_default_context(cafile=str(authority))
+    asked = urllib.request.Request(f"https://{address}{path}", data=b"" if method == "POST" else None, method=method)
     try:
-        with urllib.request.urlopen(f"https://{address}{path}", context=context, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(asked, context=context, timeout=PATIENCE) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
+        error.close()
         return error.code
 
 
-def prepared(place: Path, nodes: dict[str, int], **more: Any) -> tuple[Path, str]:
-    """Folders of a deployment whose nodes hold their histories already."""
+def prepared(place: Path, nodes: dict[str, int], method: str = "fedmf", **more: Any) -> tuple[Path, str]:
+    """Folders of a deployment whose nodes are let in, and hold their histories already."""
     data, address = histories(sum(nodes.values())), f"127.0.0.1:{free_port()}"
-    fleet.init(place, agreement_of("fedmf", data.n_items, **more), catalogue(data.n_items), nodes, Link(address))
+    agreement = agreement_of(method, data.n_items, **({"secure": True, "cohort": max(3, len(nodes))} | more))
+    fleet.init(place, agreement, catalogue(data.n_items), nodes, Link(address))
     for name in nodes:
         clients = load_tensors(place / name / "clients.safetensors")[0]["client_ids"]
         pairs = [(f"u{u}", f"i{i}") for u in clients for i in data.histories[u]]
-        Node.take_history(place / name, pl.DataFrame(pairs, schema=["user", "item"], orient="row"))
+        take_history(place / name, pl.DataFrame(pairs, schema=["user", "item"], orient="row"))
+    fleet.admit(place, [asked(place / name) for name in nodes])
     return place, address
 
 
-@pytest.mark.slow
-def test_two_devices_train_over_tls_through_the_gate(tmp_path: Path, programs: Programs) -> None:
-    place, address = prepared(
-        tmp_path / "fleet", {"device-0": 1, "device-1": 1}, settings={"rounds": 2}, least=2, deadline=90.0
-    )
+def test_devices_and_silos_train_over_tls_through_the_gate(tmp_path: Path, programs: Programs) -> None:
+    nodes = {"device-0": 1, "device-1": 1, "shop-a": 3, "shop-b": 3}
+    place, address = prepared(tmp_path / "fleet", nodes, settings={"rounds": 3}, deadline=90.0)
     authority = place / "server" / "ca.crt"
     programs.start("server", "deploy", "server", place / "server", "--serve", "600")
-    for name in ("device-0", "device-1"):
-        programs.start(name, "deploy", "device", place / name)
-    programs.wait_for("server", "round 2: 2 clients of 2 nodes")
+    for name in nodes:
+        programs.start(name, "deploy", "device" if nodes[name] == 1 else "silo", place / name)
     strangers(tmp_path, place, programs)
+    programs.wait_for("server", "round 3: 8 clients of 4 nodes")
     for path in ("/health", "/docs", "/v1/control/list-runs", "/v1/fleet/../control/x", "/v1/fleet/%2e%2e/control/x"):
         assert request(address, authority, path) == 403, path
-    assert request(address, authority, "/v1/fleet/nothing") == 404  # what nodes need goes through
+    assert request(address, authority, "/v1/fleet/get-fab") == 403  # code is neither given nor taken
+    assert request(address, authority, "/v1/fleet/pull-messages") == 401
+    assert request(address, authority, "/v1/fleet/pull-messages", "GET") == 403
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         request(address, _other_authority(tmp_path), "/v1/fleet/nothing")
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port))) as line:  # no TLS
         line.sendall(b"GET /v1/fleet/nothing HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert not line.recv(100).startswith(b"HTTP/1.1 2")
-    doors = listening([p.pid for p in programs.running.values()])
-    assert int(port) in doors.values()
-    assert len(doors) >= 3  # gate, server, nodes
-    assert set(doors) <= {f"0100007F:{number:04X}" for number in doors.values()}, doors  # all of them on 127.0.0.1
-    programs.wait_for("stranger", "not admitted there")
-    programs.wait_for("deceived", "not signed by this federation's authority")
-    until = time.monotonic() + PATIENCE
-    while Node(place / "device-0").meta["version"] != 2:
-        assert time.monotonic() < until, "the outcome did not reach the device"
-        time.sleep(0.5)
+        with suppress(ConnectionError):
+            assert not line.recv(100).startswith(b"HTTP/1.1 2")
+    doors = listening([programs.running["server"].pid])
+    assert list(doors.values()) == [int(port)]
+    assert not listening([programs.running["stranger"].pid])  # a node listens on nothing
+    programs.wait_for("stranger", "not let in: this node's key is not admitted here")
+    programs.wait_for("deceived", "not let in: its certificate is not signed by this federation's authority")
+    for name in nodes:
+        assert programs.running[name].wait(PATIENCE) == 0, programs.said(name)
+        assert "sent 3 kB, masked, in a sum of 4 nodes" in programs.said(name) or nodes[name] > 1
+        assert "all rounds are over" in programs.said(name)
+        assert [line["event"] for line in read_lines(place / name / "log.jsonl")] == ["sent", "opened"] * 3 + [
+            "outcome"
+        ]
     done = subprocess.run(
         command("recommend", "--device", place / "device-0", "-k", "3", "--json"), capture_output=True, check=True
     )
     assert len(json.loads(done.stdout)) == 3
+    assert b"answers rest on the model of round 3, taken " in done.stderr
     assert (place / "device-0" / "state.safetensors").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("method", ["ease", "mosaic"])
+def test_closed_forms_over_tls_end_in_the_answers_of_the_simulator(
+    method: str, tmp_path: Path, programs: Programs
+) -> None:
+    import numpy as np
+
+    from fedmosaic.data.histories import Histories
+    from fedmosaic.methods.closed_form import fit
+
+    nodes = {"device-0": 1, "device-1": 1, "shop-a": 3, "shop-b": 3}
+    place, _ = prepared(tmp_path / "fleet", nodes, method, deadline=90.0)
+    programs.start("server", "deploy", "server", place / "server")
+    for name in nodes:
+        programs.start(name, "deploy", "device" if nodes[name] == 1 else "silo", place / name)
+    for name in ("server", *nodes):
+        assert programs.running[name].wait(PATIENCE) == 0, programs.said(name)
+    data, agreement = histories(8), ServerFolder(place / "server").agreement
+    form: Any = agreement.build()
+    state = fit(form, Histories(data.histories, data.n_items), seed=agreement.seed)
+    scores = form.scores(state, Histories(data.histories, data.n_items))
+    for name, first in (("device-0", 0), ("device-1", 1), ("shop-a", 2), ("shop-b", 5)):
+        for user in range(first, first + nodes[name]):
+            unseen = np.setdiff1d(np.arange(data.n_items), data.histories[user])
+            found = Node(place / name).recommender().score([f"u{user}"], [f"i{i}" for i in unseen])["score"]
+            np.testing.assert_allclose(found.to_numpy(), scores[user][unseen], rtol=1e-5, atol=1e-6)
 
 
 def listening(parents: list[int]) -> dict[str, int]:
@@ -156,8 +187,8 @@ def listening(parents: list[int]) -> dict[str, int]:
 def strangers(tmp_path: Path, place: Path, programs: Programs) -> None:
     """A node whose key nobody admitted, and one that trusts another authority."""
     for name in ("stranger", "deceived"):
-        shutil.copytree(place / "device-0", tmp_path / name, ignore=shutil.ignore_patterns("processes.json", "logs"))
-    make_node_key(tmp_path / "stranger")
+        shutil.copytree(place / "device-0", tmp_path / name, ignore=shutil.ignore_patterns("log.jsonl", "state*"))
+    renewed(tmp_path / "stranger")
     shutil.copy(_other_authority(tmp_path), tmp_path / "deceived" / "ca.crt")
     for name in ("stranger", "deceived"):
         programs.start(name, "deploy", "device", tmp_path / name)
@@ -171,27 +202,11 @@ def _other_authority(tmp_path: Path) -> Path:
     return folder / "ca.crt"
 
 
-def test_the_apps_that_flower_is_given_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower imports them in a process of its own, far from here."""
-    place, _ = prepared(tmp_path / "fleet", {"device-0": 1})
-    called: list[tuple[str, ...]] = []
-    monkeypatch.setattr(serving, "_flwr", lambda _, *words: called.append(words))
-    with Processes(tmp_path) as processes:
-        serving._submit(ServerFolder(place / "server"), processes, "a token", 5.0)
-    app = place / "server" / "app"
-    found = {name: runpy.run_path(str(app / f"{name}.py"))["app"] for name in ("server_app", "client_app")}
-    assert found["client_app"] is flower.client_app
-    assert isinstance(found["server_app"], ServerApp)
-    assert called[0][:2] == ("run", str(app))
-    components = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
-    assert components == {"serverapp": "server_app:app", "clientapp": "client_app:app"}
-
-
 def test_a_server_without_locks_is_refused(tmp_path: Path) -> None:
     place, _ = prepared(tmp_path / "fleet", {"device-0": 1})
     (place / "server" / "server.crt").unlink()
-    with pytest.raises(RunError, match=r"lacks server\.crt: a server without TLS, keys and gate is refused"):
-        serve(place / "server")
+    with pytest.raises(RunError, match=r"lacks server\.crt: a server without TLS and keys is refused"):
+        serve(place / "server", Serving())
     with pytest.raises(SettingsError, match="host:port"):
         Link("example.org")
     assert (Link("example.org:443").host, Link("[::1]:443").host) == ("example.org", "::1")
@@ -215,42 +230,75 @@ def test_a_free_port_is_none_that_an_outgoing_connection_may_take() -> None:
         check_port("127.0.0.1", port)
 
 
-def test_folders_are_written_once_and_hold_their_own_secrets(tmp_path: Path) -> None:
+def test_folders_are_written_once_and_nodes_make_their_own_secrets(tmp_path: Path) -> None:
     place, _ = prepared(tmp_path / "fleet", {"device-0": 1, "shop": 3})
     with pytest.raises(RunError, match="holds a deployment already"):
         prepared(place, {})
     with pytest.raises(RunError, match="exists already"):
-        fleet.admit(place, "shop")
+        fleet.invite(place, {"shop": 1})
     for name, users in (("../x", 1), ("server", 1), ("shop2", 0)):
         with pytest.raises(SettingsError, match="a node needs a name"):
-            fleet.admit(place, name, users)
+            fleet.invite(place, {name: users})
         with pytest.raises(SettingsError, match="a node needs a name"):
             prepared(tmp_path / "half", {"fine": 1, name: users})
         assert not (tmp_path / "half").exists()
-    fleet.admit(place, "late", 2)
-    roster = ServerFolder(place / "server").roster()
-    assert {n: v.tolist() for n, v in roster.items()} == {"device-0": [0], "shop": [1, 2, 3], "late": [4, 5]}
-    for name in ("device-0", "shop", "late"):
+    fleet.invite(place, {"late": 2})
+    assert not (place / "late" / "node.key").exists()
+    assert "late" not in read_roster(place / "server")
+    fleet.admit(place, [asked(place / "late")])
+    roster = read_roster(place / "server")
+    clients = {n: m.clients.tolist() for n, m in roster.items()}
+    assert clients == {"device-0": [0], "shop": [1, 2, 3], "late": [4, 5]}
+    for name in roster:
         assert not (place / name / "ca.key").exists()
-        assert (place / name / "node.key").stat().st_mode & 0o077 == 0
+        for key in ("node.key", "sum.key"):
+            assert (place / name / key).stat().st_mode & 0o077 == 0
+            assert len({(place / n / key).read_bytes() for n in roster}) == 3
     assert (place / "server" / "ca.key").stat().st_mode & 0o077 == 0
-    assert len({(place / n / "node.key").read_bytes() for n in roster}) == 3
+    held = b"".join(path.read_bytes() for path in (place / "server").glob("*") if path.is_file())
+    assert not any((place / n / k).read_bytes().strip() in held for n in roster for k in ("node.key", "sum.key"))
 
 
-def test_a_server_that_died_while_registering_begins_anew(tmp_path: Path) -> None:
-    place, _ = prepared(tmp_path / "fleet", {"device-0": 1, "device-1": 1})
-    folder = ServerFolder(place / "server")
-    (folder.place / "flower.db").touch()
-    folder.remember({"device-0": 7})
-    with pytest.raises(KeyError), folder.registering():
-        folder.remember({"nobody": 9})
-    folder.forget_half_registered()
-    assert folder.flower_ids() == {}
-    assert not (folder.place / "flower.db").exists()
-    with folder.registering():
-        folder.remember({"device-0": 7, "device-1": 8})
-    folder.forget_half_registered()
-    assert folder.flower_ids() == {7: "device-0", 8: "device-1"}
+def test_who_is_let_in_and_put_out(tmp_path: Path) -> None:
+    place, _ = prepared(tmp_path / "fleet", {"phone": 1, "tablet": 1})
+    live = LiveRoster(place / "server")
+    first = asked(place / "phone")
+    assert set(live()) == {"phone", "tablet"}
+    fleet.admit(place, [first])  # again: nothing changes
+    fleet.revoke(place, "phone")
+    assert set(live()) == {"tablet"}  # at once, for a server that runs
+    with pytest.raises(SettingsError, match="no node 'phone' is admitted; admitted are: tablet"):
+        fleet.revoke(place, "phone")
+    fleet.admit(place, [first])
+    assert live()["phone"].party == 0
+    second = renewed(place / "phone")
+    assert (second.generation, second.key != first.key, second.sum != first.sum) == (1, True, True)
+    fleet.admit(place, [second])
+    assert live()["phone"].party == 2**32
+    with pytest.raises(SettingsError, match=r"was admitted with other keys; .* shows generation 2 or later"):
+        fleet.admit(place, [first])
+
+
+def test_a_request_is_refused_unless_its_own_key_signed_it(tmp_path: Path) -> None:
+    place, _ = prepared(tmp_path / "fleet", {"phone": 1, "tablet": 1})
+    good = json.loads((place / "phone" / "request.json").read_text())
+    other = json.loads((place / "tablet" / "request.json").read_text())
+    file = tmp_path / "brought.json"
+    for name in ("node", "generation", "sum", "key"):
+        file.write_text(json.dumps({**good, name: 5 if name == "generation" else other[name]}))
+        with pytest.raises(SettingsError, match="was altered: it is not signed by the key it shows"):
+            Request.read(file)
+    odd: list[Any] = [[], {}, {**good, "more": 1}, {**good, "generation": True}]
+    for bad in odd:
+        file.write_text(json.dumps(bad))
+        with pytest.raises(SettingsError, match="is no request of a node"):
+            Request.read(file)
+    elsewhere, _ = prepared(tmp_path / "other", {"phone": 1}, settings={"dim": 5})
+    with pytest.raises(SettingsError, match="belongs to another federation"):
+        fleet.admit(elsewhere, [Request.read(place / "phone")])
+    third, _ = prepared(tmp_path / "third", {"laptop": 1})
+    with pytest.raises(SettingsError, match="no node 'phone' was invited here; invited are: laptop"):
+        fleet.admit(third, [Request.read(place / "phone")])
 
 
 def test_one_node_at_a_time_in_a_folder(tmp_path: Path) -> None:
@@ -260,59 +308,6 @@ def test_one_node_at_a_time_in_a_folder(tmp_path: Path) -> None:
     with locked(place / "server", "server"):
         assert is_locked(place / "server")
     assert not is_locked(place / "server")
-
-
-def test_a_process_that_only_has_the_number_of_an_old_one_is_spared(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    (tmp_path / "processes.json").write_text(json.dumps({str(os.getpid()): "another-0"}))
-    assert end_leftovers(tmp_path) == 0
-    assert child.poll() is None
-    child.kill()
-    child.wait()
-
-
-def test_programs_that_a_killed_parent_left_are_ended(tmp_path: Path) -> None:
-    script = (
-        "import sys, time; from pathlib import Path; from fedmosaic.deploy.processes import Processes\n"
-        f"p = Processes(Path({str(tmp_path)!r}))\n"
-        "code = 'import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)'\n"
-        "p.start('sleeper', [sys.executable, '-c', code])\n"
-        "while '1' not in p.said('sleeper'): time.sleep(0.05)\n"
-        "print('ready', flush=True); time.sleep(600)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == b"ready\n"
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    noted = json.loads((tmp_path / "processes.json").read_text())
-    assert all(descendants([int(pid)]) for pid in noted)
-    assert end_leftovers(tmp_path) == len(noted) >= 1
-    until = time.monotonic() + PATIENCE
-    while any(_alive(int(pid)) for pid in noted):
-        assert time.monotonic() < until, "a program that was ended is still there"
-        time.sleep(0.05)
-    assert end_leftovers(tmp_path) == 0
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def test_programs_end_with_their_owner(tmp_path: Path) -> None:
-    with Processes(tmp_path) as processes:
-        processes.start("sleeper", [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"])
-        pid = processes.children["sleeper"].pid
-        assert processes.ended("sleeper") is None
-    assert not _alive(pid)
-    assert not (tmp_path / "processes.json").exists()
-    with pytest.raises(RunError, match="no-such-program is not installed"):
-        program("no-such-program")
 
 
 def test_the_command_prepares_folders(tmp_path: Path) -> None:
@@ -325,7 +320,15 @@ def test_the_command_prepares_folders(tmp_path: Path) -> None:
     assert call(*words, *more).code == 0
     agreement = ServerFolder(tmp_path / "f" / "server").agreement
     assert (agreement.method, agreement.method_settings, agreement.least) == ("pfedrec", {"dim": 4}, 2)
-    assert json.loads(call("deploy", "status", tmp_path / "f" / "server", "--json").out)["clients"] == 4
+    told = json.loads(call("deploy", "status", tmp_path / "f" / "server", "--json").out)
+    assert (told["nodes invited"], told["nodes"], told["uploads"]) == (2, 0, "masked")
+    request = tmp_path / "f" / "device-0" / "request.json"
+    assert f"bring {request} to the operator" in call("deploy", "keys", tmp_path / "f" / "device-0").out
+    assert "device-0 is admitted" in call("deploy", "admit", tmp_path / "f", request).out
+    assert json.loads(call("deploy", "status", tmp_path / "f" / "server", "--json").out)["clients"] == 1
+    assert "keys of generation 1" in call("deploy", "renew", tmp_path / "f" / "device-0").out
+    assert "device-0 is out" in call("deploy", "revoke", tmp_path / "f", "device-0").out
+    assert "nodes need nothing new" in call("deploy", "renew", tmp_path / "f" / "server").out
     assert "not yet" in call("deploy", "status", tmp_path / "f" / "device-0").out
     assert "holds no history yet" in call("deploy", "device", tmp_path / "f" / "device-0").err
     assert "has not met" in _with_history(tmp_path, call).err
@@ -334,10 +337,10 @@ def test_the_command_prepares_folders(tmp_path: Path) -> None:
     assert "dimm" in bad.err
     assert "NAME=USERS" in call(*words[:2], tmp_path / "g", *words[3:], "--silos", "shop").err
     assert not (tmp_path / "g").exists()
-    assert call("deploy", "admit", tmp_path / "f", "late").code == 0
-    assert (tmp_path / "f" / "late" / "node.key").is_file()
+    assert "carry it to its owner" in call("deploy", "invite", tmp_path / "f", "late").out
+    assert not (tmp_path / "f" / "late" / "node.key").exists()
 
 
 def _with_history(tmp_path: Path, call: Callable[..., Done]) -> Done:
-    Node.take_history(tmp_path / "f" / "device-0", {"item": ["i1", "i3"]}, user=None)
+    take_history(tmp_path / "f" / "device-0", {"item": ["i1", "i3"]}, user=None)
     return call("recommend", "--device", tmp_path / "f" / "device-0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from fleets import (
     NEEDS_TORCH,
     SMALL,
-    LocalGrid,
     OneHot,
     agreement_of,
     catalogue,
@@ -21,6 +19,7 @@ from fleets import (
     finished,
     held,
     histories,
+    learnt,
     make_fleet,
     make_node,
 )
@@ -31,10 +30,10 @@ from fedmosaic.core.ragged import Ragged
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.deploy.agreement import Agreement, groups_of, stamp_of
 from fedmosaic.deploy.coordinator import Coordinator
-from fedmosaic.deploy.flower import FlowerTransport
+from fedmosaic.deploy.history import take_history
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.protocol import Reply, TaskMessage, UpdateMessage
-from fedmosaic.deploy.relay import listening
+from fedmosaic.deploy.roster import Member
 from fedmosaic.engines.state import FederationState, Rows, ServerState
 from fedmosaic.methods.registry import entry
 from fedmosaic.testing import Chaos, Clock, LocalTransport
@@ -60,17 +59,16 @@ def simulated(method: str, data: TrainingSet, **settings: Any) -> tuple[Federati
     return state, federation.scorer(data, state).scores(np.arange(data.n_users))
 
 
+@pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("method", list(SMALL))
-def test_devices_over_flower_equal_the_simulation(method: str, tmp_path: Path) -> None:
+def test_devices_equal_the_simulation(method: str, secure: bool, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     data = histories()
-    server, nodes = make_fleet(tmp_path, agreement_of(method, data.n_items), data, [[u] for u in range(8)])
-    with ExitStack() as stack:
-        names = dict(enumerate(nodes, start=10))
-        sockets = {n: stack.enter_context(listening(nodes[name].answer)) for n, name in names.items()}
-        one = coordinator_of(server, nodes, FlowerTransport(LocalGrid(sockets), names))
-        one.run()
-        one.share()
+    agreement = agreement_of(method, data.n_items, secure=secure)
+    server, nodes = make_fleet(tmp_path, agreement, data, [[u] for u in range(8)])
+    one = coordinator_of(server, nodes, LocalTransport(nodes))
+    one.run()
+    one.share()
     expected, scores = simulated(method, data)
     close_servers(one.state, expected.server, method)
     for user, node in enumerate(nodes.values()):
@@ -144,8 +142,8 @@ def test_chaos_counts_everybody_at_most_once(tmp_path: Path) -> None:
     agreement.write(server)
     nodes = {f"n{k}": OneHot(agreement, k, (size, 4)) for k in range(size)}
     chaos = Chaos(nodes, clock, seed=7, late=15.0)
-    roster = {name: np.array([k]) for k, name in enumerate(nodes)}
-    one = Coordinator(server, roster, chaos, n_items=size, clock=clock, sleep=clock.sleep)
+    roster = {name: Member(k) for k, name in enumerate(nodes)}
+    one = Coordinator(server, lambda: roster, chaos, n_items=size, clock=clock, sleep=clock.sleep)
     for number in range(1, 201):
         before = one.state.params["item"]
         line = one.round()
@@ -175,7 +173,7 @@ def test_chaos_costs_little_quality(tmp_path: Path) -> None:
         one = coordinator_of(server, nodes, transport, clock=clock, sleep=clock.sleep)
         one.run()
         transport = LocalTransport(nodes)
-        one.transport = transport
+        one.desk.transport = transport
         one.share()
         firsts = [node.recommender().recommend(f"u{u}", k=1)["item"][0] for u, node in enumerate(nodes.values())]
         shares.append(np.mean([item == f"i{u}" for u, item in enumerate(firsts)]))
@@ -193,7 +191,7 @@ def test_nothing_private_is_sent(method: str, tmp_path: Path) -> None:
     )
     transport = LocalTransport(nodes)
     one = coordinator_of(server, nodes, transport)
-    allowed = set(one.federation.algorithm.sent)
+    allowed = set(learnt(one.work).algorithm.sent)
     headers: set[str] = set()
     for _ in range(5):
         one.round()
@@ -233,7 +231,7 @@ def test_a_device_answers_with_the_copy_it_tuned(own: bool, tmp_path: Path) -> N
     data = histories(2)
     agreement = agreement_of("pfedrec", 30, own_draws=own)
     server, nodes = make_fleet(tmp_path, agreement, data, [[0], [1]])
-    first = nodes["n0"].federation.start(data, agreement.seed).server.params["item"]
+    first = learnt(nodes["n0"].work).federation.start(data, agreement.seed).server.params["item"]
     coordinator_of(server, nodes, LocalTransport(nodes)).round()
     node = nodes["n0"]
     tuned = first + node.answered["item"]
@@ -317,19 +315,19 @@ def test_a_newcomer_adapts_without_training_anew(tmp_path: Path) -> None:
 
 def test_a_history_is_mapped_on_the_device(tmp_path: Path) -> None:
     agreement = agreement_of("fedmf", 30)
-    Node.create(tmp_path / "d", agreement, catalogue(30), np.array([0]))
+    Node.create(tmp_path / "d", agreement, catalogue(30), np.array([0]), "d")
     with pytest.raises(RunError, match="holds no history yet"):
         Node(tmp_path / "d")
     with pytest.raises(DataError, match=r"1 of 2 items are not in the catalogue, e\.g\. i99"):
-        Node.take_history(tmp_path / "d", {"item": ["i3", "i99"]}, user=None)
+        take_history(tmp_path / "d", {"item": ["i3", "i99"]}, user=None)
     with pytest.raises(DataError, match="has no column 'item'; it has film"):
-        Node.take_history(tmp_path / "d", {"film": ["i3"]}, user=None)
-    with pytest.raises(DataError, match="holds 2 users; this node was admitted with 1"):
-        Node.take_history(tmp_path / "d", {"user": ["a", "b"], "item": ["i3", "i4"]})
-    Node.take_history(tmp_path / "d", {"item": ["i3", "i4", "i3"]}, user=None)
+        take_history(tmp_path / "d", {"film": ["i3"]}, user=None)
+    with pytest.raises(DataError, match="holds 2 users; this node was invited with 1"):
+        take_history(tmp_path / "d", {"user": ["a", "b"], "item": ["i3", "i4"]})
+    take_history(tmp_path / "d", {"item": ["i3", "i4", "i3"]}, user=None)
     with pytest.raises(RunError, match="has not met its server yet"):
         Node(tmp_path / "d").recommender()
-    assert Node(tmp_path / "d").data.histories[0].tolist() == [3, 4]
+    assert Node(tmp_path / "d").data.histories[0].tolist() == [4, 3]  # in the order in which they were held last
     assert (tmp_path / "d").stat().st_mode & 0o077 == 0
 
 
@@ -342,9 +340,11 @@ def test_what_a_device_keeps_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_only_methods_whose_uploads_add_up_can_be_deployed() -> None:
-    for method in ("ease", "mf", "metamf"):
+    for method in ("mf", "metamf", "gpfedrec"):
         with pytest.raises(SettingsError, match="cannot be deployed"):
             Agreement(method=method, items="").build()
+    with pytest.raises(SettingsError, match="under a secure sum only; leave secure=false"):
+        Agreement(method="ease", items="", secure=False).build()
 
 
 def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> None:
@@ -359,28 +359,25 @@ def test_a_round_that_cannot_be_held_as_drawn_draws_again(tmp_path: Path) -> Non
     one = coordinator_of(server, nodes, Half(nodes), clock=clock, sleep=clock.sleep)
     assert all(one.round()["clients"] in (1, 2) for _ in range(6))
     assert clock() > 0
-    agreement.model_copy(update={"least": 9}).write(server)
-    with pytest.raises(SettingsError, match="least=9, but only 8 clients are admitted"):
-        coordinator_of(server, nodes, Half(nodes))
     agreement.model_copy(update={"least": 6}).write(server)  # more than the quarter that is wanted
     assert coordinator_of(server, nodes, LocalTransport(nodes)).round()["clients"] == 6
 
 
 def test_users_of_a_silo_keep_their_numbers(tmp_path: Path) -> None:
-    Node.create(tmp_path / "s", agreement_of("fedmf", 30), catalogue(30), np.array([4, 7]))
-    Node.take_history(tmp_path / "s", {"user": ["a", "b"], "item": ["i1", "i2"]})
-    Node.take_history(tmp_path / "s", {"user": ["b", "a", "b"], "item": ["i3", "i1", "i4"]})
+    Node.create(tmp_path / "s", agreement_of("fedmf", 30), catalogue(30), np.array([4, 7]), "s")
+    take_history(tmp_path / "s", {"user": ["a", "b"], "item": ["i1", "i2"]})
+    take_history(tmp_path / "s", {"user": ["b", "a", "b"], "item": ["i3", "i1", "i4"]})
     node = Node(tmp_path / "s")
     assert node.users.ids.to_list() == ["a", "b"]
     assert [node.data.histories[u].tolist() for u in range(2)] == [[1], [3, 4]]
     with pytest.raises(DataError, match="users that were not here before: c"):
-        Node.take_history(tmp_path / "s", {"user": ["a", "c"], "item": ["i1", "i2"]})
+        take_history(tmp_path / "s", {"user": ["a", "c"], "item": ["i1", "i2"]})
 
 
 def test_another_catalogue_is_refused(tmp_path: Path) -> None:
-    Node.create(tmp_path / "d", agreement_of("fedmf", 30), catalogue(30).reverse(), np.array([0]))
+    Node.create(tmp_path / "d", agreement_of("fedmf", 30), catalogue(30).reverse(), np.array([0]), "d")
     with pytest.raises(RunError, match="is not the catalogue that was agreed on"):
-        Node.take_history(tmp_path / "d", {"item": ["i3"]}, user=None)
+        take_history(tmp_path / "d", {"item": ["i3"]}, user=None)
 
 
 def test_a_silo_answers_for_whole_groups_of_its_clients(tmp_path: Path) -> None:
@@ -389,7 +386,7 @@ def test_a_silo_answers_for_whole_groups_of_its_clients(tmp_path: Path) -> None:
     agreement = agreement_of("fedmf", 30, fewest=3)
     _, nodes = make_fleet(tmp_path, agreement, data, [[0], [1, 2, 3, 4, 5, 6, 7, 8]])
     silo = nodes["n1"]
-    params = silo.federation.start(data, agreement.seed).server.params
+    params = learnt(silo.work).federation.start(data, agreement.seed).server.params
     assert silo.data.client_ids is not None
     assert [g.tolist() for g in groups_of(silo.data.client_ids, 3)] == [[1, 2, 3], [4, 5, 6, 7, 8]]
 
@@ -446,5 +443,8 @@ def test_deployments_bound_what_a_node_can_do(tmp_path: Path) -> None:
 
 
 def test_an_epsilon_is_not_promised_where_nobody_draws_its_noise() -> None:
-    with pytest.raises(SettingsError, match="epsilon= cannot be deployed yet"):
+    with pytest.raises(SettingsError, match="a share of the noise protects nobody alone; give secure=true"):
         agreement_of("fedmf", 30, settings={"epsilon": 4.0}).build()
+    for more in ({"participation": 0.5}, {"trust": "server"}):
+        with pytest.raises(SettingsError, match="in which all take part"):
+            agreement_of("fedmf", 30, secure=True, settings={"epsilon": 4.0, "upload_clip": 1.0, **more}).build()

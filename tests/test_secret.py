@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleets import agreement_of, coordinator_of, histories, make_fleet
+from fleets import agreement_of, coordinator_of, histories, learnt, make_fleet
 from scipy import stats
 
 from fedmosaic.algorithm.local import Context
@@ -67,7 +67,7 @@ def test_a_node_answers_one_table_in_a_round(tmp_path: Path) -> None:
     data = histories(1)
     agreement = agreement_of("pfedrec", 30, own_draws=True, settings={"noise": 0.1})
     _, nodes = make_fleet(tmp_path, agreement, data, [[0]])
-    node, params = nodes["n0"], nodes["n0"].federation.start(data, agreement.seed).server.params
+    node, params = nodes["n0"], learnt(nodes["n0"].work).federation.start(data, agreement.seed).server.params
     clients = node.data.client_ids
     assert clients is not None
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import run_command
+from commands import descendants, run_command
 
 from fedmosaic.core.errors import RenamedWarning, RunError, SettingsError, UnknownNameError
-from fedmosaic.deploy.processes import descendants
 from fedmosaic.report.tables import Table, comparison_table
 from fedmosaic.runs.comparison import Comparison, Contender, compare, contenders, plan
 from fedmosaic.runs.run import load_ranks, start

@@ -1,22 +1,19 @@
 """A server, two devices and two silos on this machine: they train, are killed and come back, and recommend.
 
-    python examples/devices/run.py [--rounds 10] [--folder DIR] [--calm]
+    python examples/devices/run.py [--rounds 10] [--folder DIR] [--calm] [--plain]
 
-Every part is a command of its own (`fedmosaic deploy ...`), as it would be on several machines: TLS, node keys, and the
-gate between. --calm leaves out the kills, to see what a round costs.
+Every part is a command of its own (`fedmosaic deploy ...`), as it would be on several machines: TLS, keys made on the
+nodes, secure sums. --calm leaves out the kills, to see what a round costs; --plain agrees on uploads that are seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +22,8 @@ import polars as pl
 import fedmosaic
 from fedmosaic.core.files import load_tensors, read_lines
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.processes import descendants, free_port
 from fedmosaic.deploy.status import costs
+from fedmosaic.testing import free_port
 
 SILO = 100  # users
 NODES = {"phone": 1, "tablet": 1, "shop-a": SILO, "shop-b": SILO}
@@ -47,10 +44,8 @@ class Stage:
             self.parts[name] = subprocess.Popen(command(*words), stdout=log, stderr=subprocess.STDOUT)
 
     def kill(self, name: str) -> None:
-        """As a power cut would: the part and everything it started, at once."""
-        for pid in descendants([self.parts[name].pid]):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """As a power cut would, at once."""
+        self.parts[name].kill()
         self.parts.pop(name).wait()
 
     def end(self, name: str) -> None:
@@ -76,8 +71,8 @@ def private(folder: Path) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in tensors.items() if name.startswith("private/")}
 
 
-def prepare(place: Path, rounds: int, deadline: float) -> None:
-    """A shop's catalogue and histories, made up; folders for everybody."""
+def prepare(place: Path, rounds: int, plain: bool) -> None:
+    """A shop's catalogue and histories, made up; folders for everybody, who make their keys and are let in."""
     data = fedmosaic.load("synthetic", users=sum(NODES.values()) + 1, items=300, per_user=20)
     items = data.items.ids.cast(pl.String)
     pl.DataFrame({"item": items, "title": "Thing " + items}).write_csv(place / "items.csv")
@@ -88,7 +83,7 @@ def prepare(place: Path, rounds: int, deadline: float) -> None:
         (own.select("item") if count == 1 else own).write_csv(place / f"{name}.csv")
         first += count
     silos = [word for name, count in NODES.items() if count > 1 for word in ("--silos", f"{name}={count}")]
-    agreed = [f"rounds={rounds}", "dim=16", f"deadline={deadline}", "preset=scale-free"]
+    agreed = [f"rounds={rounds}", "dim=16", "deadline=20", "preset=scale-free", f"secure={str(not plain).lower()}"]
     subprocess.run(
         command(
             "deploy", "init", place / "fleet", "--method", "pfedrec", "--items", place / "items.csv", *silos,
@@ -97,7 +92,19 @@ def prepare(place: Path, rounds: int, deadline: float) -> None:
         check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     for name in ("phone", "tablet"):
-        subprocess.run(command("deploy", "admit", place / "fleet", name), check=True, stdout=subprocess.DEVNULL)
+        quietly("deploy", "invite", place / "fleet", name)
+    for name in NODES:
+        let_in(place / "fleet", name)
+
+
+def quietly(*words: object) -> None:
+    subprocess.run(command(*words), check=True, stdout=subprocess.DEVNULL)
+
+
+def let_in(fleet: Path, name: str) -> None:
+    """What the owner does on the node, and what the operator does then."""
+    quietly("deploy", "keys", fleet / name)
+    quietly("deploy", "admit", fleet, fleet / name / "request.json")
 
 
 def attend(stage: Stage, name: str, *, first: bool = False) -> None:
@@ -130,7 +137,8 @@ def trouble(stage: Stage, rounds: int) -> None:
 def welcome(stage: Stage) -> None:
     """A new device joins what is trained: it adapts once, and sends nothing."""
     fleet = stage.place / "fleet"
-    subprocess.run(command("deploy", "admit", fleet, "newcomer"), check=True, stdout=subprocess.DEVNULL)
+    quietly("deploy", "invite", fleet, "newcomer")
+    let_in(fleet, "newcomer")
     stage.start("server", "deploy", "server", fleet / "server", "--serve", "600")
     attend(stage, "newcomer", first=True)
     until = time.monotonic() + 120
@@ -145,10 +153,11 @@ def main() -> None:
     asked.add_argument("--rounds", type=int, default=10)
     asked.add_argument("--folder", type=Path)
     asked.add_argument("--calm", action="store_true")
+    asked.add_argument("--plain", action="store_true")
     options = asked.parse_args()
     place = options.folder or Path(tempfile.mkdtemp(prefix="fedmosaic-devices-"))
     place.mkdir(parents=True, exist_ok=True)
-    prepare(place, options.rounds, deadline=20.0)
+    prepare(place, options.rounds, options.plain)
     fleet, stage = place / "fleet", Stage(place)
     try:
         print(f"starting a server, {', '.join(NODES)} in {place}")

@@ -1,4 +1,4 @@
-"""Verbs for devices: deploy init, admit, server, device, silo, gate, status."""
+"""Verbs for devices: deploy init, invite, admit, revoke, renew, server, device, silo, status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def init(
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of method or agreement.")] = None,
     imports: Imports = None,
 ) -> None:
-    """Write ready folders: the server's with its certificates, and one for each node with its key."""
+    """Write ready folders: the server's with its certificates, and one for each node, which makes its own keys."""
     from fedmosaic.deploy import fleet
     from fedmosaic.deploy.agreement import Agreement, catalogue_digest
     from fedmosaic.methods.base import validated
@@ -64,20 +64,77 @@ def init(
     place = fleet.init(folder, agreement, catalogue, nodes, fleet.Link(address))
     print(f"{place}: start with `fedmosaic deploy server {place}`")
     for name, users in nodes.items():
-        kind = f"device {folder / name} --history FILE" if users == 1 else f"silo {folder / name} --data FILE"
-        print(f"{folder / name}: carry it to its owner; there: `fedmosaic deploy {kind}`")
+        _tell_owner(folder, name, users)
+
+
+def _tell_owner(folder: Path, name: str, users: int) -> None:
+    kind = f"device {folder / name} --history FILE" if users == 1 else f"silo {folder / name} --data FILE"
+    print(f"{folder / name}: carry it to its owner; there: `fedmosaic deploy {kind}`, which makes its keys")
+    print(f"{' ' * len(str(folder / name))}  then here: `fedmosaic deploy admit {folder} request.json`")
+
+
+Fleet = Annotated[Path, typer.Argument(metavar="FLEET", help="The folder of `deploy init`.")]
+
+
+@app.command()
+def invite(
+    folder: Fleet,
+    name: Annotated[str, typer.Argument(help="Name of the new node.")],
+    users: Annotated[int, typer.Option(min=1, help="Users it holds.")] = 1,
+) -> None:
+    """A folder for one more node, to be carried to its owner."""
+    from fedmosaic.deploy import fleet
+
+    fleet.invite(folder, {name: users})
+    _tell_owner(folder, name, users)
 
 
 @app.command()
 def admit(
-    folder: Annotated[Path, typer.Argument(help="The folder of `deploy init`.")],
-    name: Annotated[str, typer.Argument(help="Name of the new node.")],
-    users: Annotated[int, typer.Option(min=1, help="Users it holds.")] = 1,
+    folder: Fleet,
+    requests: Annotated[list[Path], typer.Argument(metavar="REQUEST...", help="request.json of nodes.")],
 ) -> None:
-    """A folder for one more node; the server lets it in when it starts next."""
+    """Let nodes in whose owners brought their requests; a server that runs does so at once."""
+    from fedmosaic.deploy import fleet
+    from fedmosaic.deploy.admission import Request
+
+    brought = [Request.read(path) for path in requests]
+    fleet.admit(folder, brought)
+    for request in brought:
+        print(f"{request.node} is admitted (keys of generation {request.generation})")
+
+
+@app.command()
+def revoke(folder: Fleet, name: Annotated[str, typer.Argument(help="Name of the node.")]) -> None:
+    """Put a node out; a server that runs does so at once. `admit` lets it in again."""
     from fedmosaic.deploy import fleet
 
-    print(fleet.admit(folder, name, users))
+    fleet.revoke(folder, name)
+    print(f"{name} is out")
+
+
+@app.command()
+def renew(place: Folder) -> None:
+    """New keys of a node, or a new certificate of the server by the same authority."""
+    from fedmosaic.core.files import locked
+    from fedmosaic.deploy import admission, fleet
+    from fedmosaic.deploy.roster import ROSTER
+
+    with locked(place, "program"):
+        if (place / ROSTER).is_file():
+            fleet.renew_certificate(place)
+            print("a new certificate; nodes need nothing new")
+            return
+        request = admission.renewed(place)
+    print(f"keys of generation {request.generation}; bring {place / admission.REQUEST} to the operator")
+
+
+@app.command()
+def keys(place: Folder) -> None:
+    """Make a node's keys and its request before its first start."""
+    from fedmosaic.deploy import admission
+
+    print(f"{admission.asked(place).node}: bring {place / admission.REQUEST} to the operator")
 
 
 @app.command()
@@ -85,12 +142,14 @@ def server(
     place: Folder,
     seconds: Annotated[float, typer.Option("--serve", min=0, help="Seconds to serve newcomers after training.")] = 0.0,
     listen: Annotated[str | None, typer.Option(help="host:port of the gate here (default: the agreed one).")] = None,
+    watch: Annotated[bool, typer.Option(help="A live table of rounds and nodes.")] = False,
+    metrics: Annotated[int | None, typer.Option(metavar="PORT", help="Figures for Prometheus, on loopback.")] = None,
     imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Hold the rounds that are left, behind the gate; a server that was killed goes on where it was."""
-    from fedmosaic.deploy.serve import serve
+    from fedmosaic.deploy.serve import Serving, serve
     from fedmosaic.deploy.status import costs
     from fedmosaic.report.console import print_table
 
@@ -98,12 +157,12 @@ def server(
 
     def tell(line: dict[str, Any]) -> None:
         lines.append(line)
-        if not quiet:
+        if not quiet and not watch:
             refused = f", {line['refused']} refused" if line["refused"] else ""
             who = f"round {line['round']}: {line['clients']} clients of {line['nodes']} nodes"
             print(f"{who}, {line['seconds']:.1f} s{refused}", file=sys.stderr, flush=True)
 
-    serve(place, seconds=seconds, listen=listen, tell=tell, say=_sayer(quiet))
+    serve(place, Serving(seconds, listen, metrics, watch), tell=tell, say=_sayer(quiet))
     if as_json:
         print(json.dumps(lines))
     elif lines:
@@ -115,11 +174,12 @@ def device(
     place: Folder,
     history: Annotated[Path | None, typer.Option(help="CSV or Parquet with a column item; kept here.")] = None,
     item: Annotated[str, typer.Option(help="Name of the item column.")] = "item",
+    time: Annotated[str, typer.Option(help="Name of the time column, where there is one.")] = "time",
     imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
     """Be one user's device: train with the others when asked. Interactions stay in the folder."""
-    _attend(place, history, None, item, quiet)
+    _attend(place, history, (None, item, time), quiet)
 
 
 @app.command()
@@ -128,27 +188,12 @@ def silo(
     data: Annotated[Path | None, typer.Option(help="CSV or Parquet with columns user and item; kept here.")] = None,
     user: Annotated[str, typer.Option(help="Name of the user column.")] = "user",
     item: Annotated[str, typer.Option(help="Name of the item column.")] = "item",
+    time: Annotated[str, typer.Option(help="Name of the time column, where there is one.")] = "time",
     imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
     """Be a silo: many users on one node, who send one sum."""
-    _attend(place, data, user, item, quiet)
-
-
-@app.command()
-def gate(
-    place: Folder,
-    server: Annotated[str, typer.Option(help="host:port of the server on this side.")],
-    listen: Annotated[str | None, typer.Option(help="host:port for nodes (default: as agreed).")] = None,
-) -> None:
-    """The door for nodes: TLS, and only what nodes need goes through."""
-    from fedmosaic.deploy.fleet import Link
-    from fedmosaic.deploy.gate import run_gate
-    from fedmosaic.deploy.processes import check_port
-
-    link = Link(listen) if listen else Link.read(place)
-    check_port(link.host, int(link.port))
-    run_gate(place, link.host, int(link.port), f"https://{server}")
+    _attend(place, data, (user, item, time), quiet)
 
 
 @app.command()
@@ -164,12 +209,12 @@ def status(place: Folder, as_json: Json = False) -> None:
     print_table(str(place), ["what", "value"], [[k, plain(v)] for k, v in found.items()])
 
 
-def _attend(place: Path, table: Path | None, user: str | None, item: str, quiet: bool) -> None:
-    from fedmosaic.deploy.node import Node
-    from fedmosaic.deploy.serve import attend
+def _attend(place: Path, table: Path | None, columns: tuple[str | None, str, str], quiet: bool) -> None:
+    from fedmosaic.deploy.attend import attend
+    from fedmosaic.deploy.history import take_history
 
     if table is not None:
-        Node.take_history(place, _table(table), user=user, item=item)
+        take_history(place, _table(table), *columns)
     attend(place, say=_sayer(quiet))
 
 

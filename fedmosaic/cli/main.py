@@ -195,7 +195,9 @@ def recommend(
     if device is not None:
         from fedmosaic.deploy.node import Node
 
-        model = Node(device).recommender()
+        node = Node(device)
+        model = node.recommender()
+        print(f"note: {node.provenance()}", file=sys.stderr)
     elif place is not None:
         saved = (place / "model.json").is_file()
         model = FederatedRecommender.load(place) if saved else RunFolder.open(place).recommender()

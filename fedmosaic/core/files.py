@@ -24,24 +24,45 @@ from safetensors.numpy import load, save, save_file
 from fedmosaic.core.errors import RunError
 
 Tensors = Mapping[str, npt.NDArray[Any]]
+LARGEST_HEADER = 1 << 18  # bytes, of what comes over a network; JSON takes some twenty times as much memory
+UNREADABLE = (SafetensorError, ValueError, AttributeError, TypeError, KeyError, RecursionError, OverflowError)
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A new file to be written, which takes the place of the old one at once when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    except OSError as error:
+        raise _unwritten(path, error) from None
     scratch = Path(name)
     try:
         yield scratch
         os.fsync(handle)
         scratch.replace(path)
-    except BaseException:
+        _sync_folder(path.parent)
+    except BaseException as error:
         scratch.unlink(missing_ok=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise _unwritten(path, error) from None
         raise
     finally:
         os.close(handle)
-    _sync_folder(path.parent)
+
+
+def _unwritten(path: Path, error: Exception) -> RunError:
+    """A full disk, a folder that is somebody else's ...: what was there before is still there."""
+    return RunError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}")
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """One more line of a JSON-lines file."""
+    try:
+        with path.open("a") as stream:
+            stream.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise _unwritten(path, error) from None
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -61,16 +82,16 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no JSON, or no text at all
         raise RunError(f"{path} is damaged: {error}") from None
 
 
 def read_lines(path: Path) -> list[Any]:
     """The whole lines of a JSON-lines file, none if it is absent; a line that a crash cut short is not one."""
-    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
     try:
+        whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
         return [json.loads(line) for line in whole.splitlines()]
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise RunError(f"{path} is damaged: {error}") from None
 
 
@@ -109,12 +130,28 @@ def load_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
 def unpack(content: bytes, what: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Read `pack` back; truncated, altered or foreign bytes are refused."""
     try:
-        size = int.from_bytes(content[:8], "little")
-        metadata = json.loads(content[8 : 8 + size]).get("__metadata__") or {}
-        header, tensors = json.loads(metadata.get("fedmosaic", "{}")), load(content)
-        return _checked(tensors, header, what)
-    except (SafetensorError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+        header = _declared(content)
+        return _checked(load(content), header, what)
+    except UNREADABLE as error:
         raise RunError(f"{what} is damaged: {error}") from None
+
+
+def header_of(content: bytes) -> dict[str, Any]:
+    """What `pack` was told beside the tensors, unchecked."""
+    try:
+        meta = json.loads(_declared(content).get("meta", ""))
+        return dict(meta)
+    except UNREADABLE as error:
+        raise RunError(f"a message is damaged: {error}") from None
+
+
+def _declared(content: bytes) -> Any:
+    """The part of a header that is ours; one that is far longer than any of ours is not parsed."""
+    size = int.from_bytes(content[:8], "little")
+    if size > LARGEST_HEADER:
+        raise ValueError(f"its header has {size} bytes; {LARGEST_HEADER} at most")
+    metadata = json.loads(content[8 : 8 + size]).get("__metadata__") or {}
+    return json.loads(metadata.get("fedmosaic", "{}"))
 
 
 def _checked(tensors: dict[str, npt.NDArray[Any]], header: Any, what: str) -> tuple[dict[str, Any], dict[str, Any]]:

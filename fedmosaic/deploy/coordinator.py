@@ -1,21 +1,20 @@
-"""The server of a deployment: asks nodes, checks what they send, and commits a round when its outcome is on disk.
+"""The server of a deployment: asks nodes, adds up what they send, and commits a round when its outcome is on disk.
 
-    server.safetensors    server/NAME, rule/NAME.i, moved/NAME (per row, the version it moved in); how far it has come
+    server.safetensors    server/..., moved/NAME (per row, the version it moved in); how far the rounds have come
+    sum.safetensors       a secure sum that is being opened (`open_sum.py`)
     rounds.jsonl          one line per committed round
-    refused.jsonl         what did not count, from whom, and why
+    refused.jsonl         what did not count, from whom, and why (`desk.py`)
 
-Nothing of a round is stored before all of it is: a server that dies begins the round again, and nodes that have worked
-for it already repeat their answers. An upload counts once: only for the attempt it was asked in, while the round is
-open, from the node that was asked. Nodes that still owe an answer are not asked again until it comes or its time is up.
+Nothing of a round is stored before all of it is, but for a sum that nodes are asked to open: a server that dies begins
+the round again, or goes on with that sum, and nodes that have worked for the round already repeat their answers.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +25,37 @@ from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import Axis
 from fedmosaic.algorithm.reduction import Bounded
 from fedmosaic.algorithm.upload import UploadSum
-from fedmosaic.core.errors import ForeignError, SettingsError
+from fedmosaic.core.errors import ForeignError, RunError
 from fedmosaic.core.files import load_tensors, save_tensors
+from fedmosaic.core.fixed_point import LIMIT, SCALE
 from fedmosaic.core.ragged import I64
 from fedmosaic.data.batches import draw_cohort, round_half_up
 from fedmosaic.deploy.agreement import Agreement, groups_of, stamp_of
+from fedmosaic.deploy.desk import PAUSE, Answer, Desk, Exchange, Tally
+from fedmosaic.deploy.masked import Masked
+from fedmosaic.deploy.open_sum import OpenSum
+from fedmosaic.deploy.plain import Rules
 from fedmosaic.deploy.protocol import (
+    NO_BYTES,
+    NOBODY,
     WHOLE,
+    Bytes,
+    OpeningMessage,
     Refused,
-    Reply,
-    Rules,
     TaskMessage,
     Transport,
     UpdateMessage,
     changed_since,
 )
-from fedmosaic.engines.state import Array, ServerState, checked
+from fedmosaic.deploy.roster import Roster
+from fedmosaic.deploy.work import LearntWork, SummedWork, work_of
+from fedmosaic.engines.state import Array, checked
 from fedmosaic.engines.uploads import apply
+from fedmosaic.privacy.budget import Budget
 
 STATE = "server.safetensors"
-PAUSE = 0.05  # seconds between two looks for answers
 MANY_ROUNDS = 1 << 32  # draws of a round that is begun again are keyed apart from all rounds
-OWED = 1.0  # deadlines after its round closed until an unanswered task is forgotten
-
-
-Roster = Mapping[str, I64]  # admitted nodes, and the ids of their clients
+SETTLED = 1.0  # seconds without a newcomer after which a round begins, if some of its nodes are not there
 
 
 def bounded(algorithm: Algorithm) -> Algorithm:
@@ -65,238 +70,273 @@ def bounded(algorithm: Algorithm) -> Algorithm:
 
 
 @dataclass
-class OpenTask:
-    """A task that is out."""
+class Outcome:
+    """What an attempt at a round came to: the new state, unless too few answered, and how many clients it is of."""
 
-    node: str
-    attempt: str
-    clients: int
-    until: float
-    upload: bool
-    whole: bool  # whether it carried all parameters
-    open: bool = True  # whether its round is
-
-
-@dataclass
-class RoundCount:
-    """What has come in for a round."""
-
-    total: UploadSum | None = None
-    nodes: list[str] = field(default_factory=list)
-    refused: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-    @property
-    def clients(self) -> int:
-        """How many clients have been counted so far."""
-        return 0 if self.total is None else self.total.clients
+    tally: Tally
+    clients: int = 0
+    state: Any = None
 
 
 class Coordinator:
-    """Holds rounds over a transport; state is on disk after every one."""
+    """Holds rounds over a transport; state is on disk after every one. roster: who is admitted now."""
 
     def __init__(
-        self,
-        place: Path,
-        roster: Roster,
-        transport: Transport,
-        *,
-        n_items: int,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        pause: float = PAUSE,
-    ) -> None:
-        self.place, self.roster, self.transport = place, dict(roster), transport
+        self, place: Path, roster: Callable[[], Roster], transport: Transport, *, n_items: int,
+        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep, pause: float = PAUSE,
+    ) -> None:  # fmt: skip
+        self.place, self.roster, self.n_items = place, roster, n_items
         self.agreement = Agreement.read(place)
-        self.federation, self.n_items = self.agreement.build(), n_items
+        self.work = work_of(self.agreement)
+        self.desk = Desk(place, self.agreement.digest(), transport, clock, sleep, pause)
+        self.masked = Masked(place, self.desk, self.agreement.deadline)
         self.clock, self.sleep, self.pause = clock, sleep, pause
-        algorithm = self.federation.algorithm
-        self.reduced = bounded(algorithm) if self.agreement.bounds else algorithm
-        self.rules = Rules(algorithm, n_items, self.agreement.largest_norm, self.agreement.row_quota)
-        self.tables = [n for n in algorithm.received if algorithm.specs[n].axis is Axis.ITEM]
+        if isinstance(self.work, LearntWork):
+            algorithm = self.work.algorithm
+            self.reduced = bounded(algorithm) if self.agreement.bounds else algorithm
+            self.rules = Rules(algorithm, n_items, self.agreement.largest_norm, self.agreement.row_quota)
         self.state, self.moved, self.version = self._stored()
         self.stamp = stamp_of(self.parameters())
-        if self.agreement.least > self.clients:
-            raise SettingsError(f"least={self.agreement.least}, but only {self.clients} clients are admitted")
-        self.asked: dict[str, OpenTask] = {}  # by message
-        self.holds: dict[str, int] = {}  # version each node said it holds
+        self.seen, self.newest = set[str](), float("-inf")  # who was there at the last look; when somebody came last
+        self.waited_since = self.began = clock()  # when the round was due, and when its nodes were asked
 
-    def _stored(self) -> tuple[ServerState, dict[str, Array], int]:
-        """Parameters, per item table the version in which each row moved last, and how far the rounds have come."""
-        file, algorithm = self.place / STATE, self.federation.algorithm
+    def _stored(self) -> tuple[Any, dict[str, Array], int]:
+        """Its state, per item table the version in which each row moved last, and how far the rounds have come."""
+        file, tables = self.place / STATE, list[str]()
+        if isinstance(self.work, LearntWork):
+            specs = self.work.algorithm.specs
+            tables = [n for n in self.work.algorithm.received if specs[n].axis is Axis.ITEM]
         if file.is_file():
             arrays, meta = load_tensors(file)
-            if meta["federation"] != self.agreement.digest():
+            if meta.get("federation") != self.agreement.digest():
                 raise ForeignError(f"{file} belongs to another federation (method, seed, catalogue or support differ)")
-            state = ServerState.unpack(algorithm, arrays, self.n_items, str(file))
-            return (
-                state,
-                {n: checked(arrays, f"moved/{n}", (self.n_items,), str(file)) for n in self.tables},
-                int(meta["round"]),
-            )
-        state = ServerState.first(algorithm, self.n_items, self.agreement.seed)
-        return state, {n: np.zeros(self.n_items, np.int32) for n in self.tables}, 0
+            moved = {n: checked(arrays, f"moved/{n}", (self.n_items,), str(file)) for n in tables}
+            kept = {n: v for n, v in arrays.items() if not n.startswith("moved/")}
+            return self.work.unpack(kept, self.n_items, str(file)), moved, int(meta["round"])
+        state = self.work.start(self.n_items, self.agreement.seed)
+        return state, {n: np.zeros(self.n_items, np.int32) for n in tables}, 0
 
     @property
     def clients(self) -> int:
         """Clients admitted, in all."""
-        return int(sum(n.size for n in self.roster.values()))
+        return sum(member.users for member in self.roster().values())
+
+    @property
+    def over(self) -> bool:
+        """Whether no round is left."""
+        return self.version >= self.work.rounds or self.work.done(self.state)
 
     def parameters(self) -> dict[str, Array]:
         """The parameters that nodes receive, by name."""
-        return dict(self.state.params)
+        return self.work.parameters(self.state)
 
     def run(self) -> None:
         """All rounds that are left."""
-        while self.version < self.federation.rounds:
+        while not self.over:
             self.round()
 
     def round(self) -> dict[str, Any]:
         """One committed round; attempts with too few clients are given up and begun again."""
-        number, begun, abandoned, again = self.version + 1, self.clock(), 0, 0
-        while (count := self._attempt(number, again=again)).total is None or count.clients < self.agreement.least:
-            abandoned += count.bytes_down > 0  # somebody was asked
-            if count.bytes_down or not again:
-                detail = f"{count.clients} clients answered, {self.agreement.least} are needed; waiting for more"
-                self._log("refused.jsonl", {"round": number, "node": "all", **Refused("least", detail).line()})
+        number, abandoned, again = self.version + 1, 0, 0
+        self.waited_since = self.began = self.clock()
+        attempt = self._masked if self.agreement.secure else self._plain
+        while (outcome := attempt(number, again)).state is None:
+            asked = outcome.tally.bytes_down > 0
+            abandoned += asked
+            if asked or not again:
+                needed = self.agreement.cohort if self.agreement.secure else self.agreement.least
+                what = "nodes" if self.agreement.secure else "clients"
+                detail = f"too few answered: a round needs {needed} {what} at least; waiting for more"
+                self.desk.refuse(number, "all", Refused("least", detail))
             again += 1
             self.sleep(1.0)
-        ctx = Context(number, self.agreement.seed, self.n_items, self.clients)
-        self._commit(apply(self.reduced, self.state, count.total, ctx), number)
+        self._commit(outcome.state, number)
+        tally = outcome.tally
         line = {
-            "round": number, "clients": count.clients, "nodes": len(count.nodes), "refused": count.refused,
-            "abandoned": abandoned, "bytes_up": count.bytes_up, "bytes_down": count.bytes_down,
-            "seconds": round(self.clock() - begun, 3),
+            "round": number, "clients": outcome.clients, "nodes": len(tally.nodes), "refused": tally.refused,
+            "abandoned": abandoned, "bytes_up": tally.bytes_up, "bytes_down": tally.bytes_down,
+            "seconds": round(self.clock() - self.began, 3), "waited": round(self.began - self.waited_since, 3),
+            "masked": self.agreement.secure,
         }  # fmt: skip
-        self._log("rounds.jsonl", line)
+        self.desk.log("rounds.jsonl", line)
         return line
 
-    def share(self) -> int:
-        """Give the newest parameters to whoever is there and lacks them; newcomers adapt. How many took them."""
-        return len(self._attempt(self.version + 1, upload=False).nodes)
+    # who takes part
 
-    def lacking(self) -> list[str]:
-        """Nodes that are there and do not hold the newest parameters."""
-        there = set(self.transport.nodes())
-        return [n for n in self.roster if n in there and self.holds.get(n) != self.version]
-
-    def _attempt(self, number: int, *, upload: bool = True, again: int = 0) -> RoundCount:
-        """Ask who is there, and take answers until all or enough have come or the round closes.
-
-        A round that is begun `again` draws other clients: those of the first draw may all be away.
-        """
-        count, closes = RoundCount(), self.clock() + self.agreement.deadline
-        wanted, drawn = self._wanted(number, again) if upload else (self.clients, self.roster)
-        mine: set[str] = set()
-        self._collect(None, mine)  # what came in between rounds
-        busy = {a.node for a in self.asked.values()}
-        there = set(self.transport.nodes())
-        for node in (n for n in drawn if n in there and n not in busy):
-            if upload or self.holds.get(node) != self.version:
-                mine.add(self._ask(node, drawn[node], number, closes, upload, count))
-        while mine & set(self.asked) and count.clients < wanted and self.clock() < closes:
-            for node in self._collect(count, mine):
-                self.holds.pop(node, None)  # so that the next task is whole
-                mine.add(self._ask(node, drawn[node], number, closes, upload, count))
-            self.sleep(self.pause)
-        for message in mine & set(self.asked):
-            self.asked[message].open = False
-        return count
-
-    def _wanted(self, number: int, again: int) -> tuple[int, Roster]:
+    def _wanted(self, number: int, again: int) -> tuple[int, dict[str, I64]]:
         """How many clients a round wants, and whom it asks for that: some more, if some are expected to be lost."""
-        participation = self.federation.participation
-        if participation == 1:
-            return self.clients, self.roster
-        wanted = max(self.agreement.least, round_half_up(participation * self.clients))
-        share = min(1.0, wanted / self.clients * self.agreement.spare)
-        units = [group for ids in self.roster.values() for group in groups_of(ids, self._smallest(ids))]
+        roster = {name: member.clients for name, member in self.roster().items()}
+        participation = self.work.federation.participation if isinstance(self.work, LearntWork) else 1.0
+        count = sum(ids.size for ids in roster.values())
+        if participation == 1 or not count:
+            return count, roster
+        wanted = max(self.agreement.least, round_half_up(participation * count))
+        share = min(1.0, wanted / count * self.agreement.spare)
+        units = [group for ids in roster.values() for group in groups_of(ids, self._smallest(ids))]
         units.sort(key=lambda group: int(group[0]))
         places = draw_cohort(len(units), share, seed=self.agreement.seed, round=number - again * MANY_ROUNDS)
         drawn = np.concatenate([units[at] for at in places])
-        chosen = {node: np.intersect1d(ids, drawn) for node, ids in self.roster.items()}
+        chosen = {node: np.intersect1d(ids, drawn) for node, ids in roster.items()}
         return wanted, {node: ids for node, ids in chosen.items() if ids.size}
 
     def _smallest(self, ids: I64) -> int:
         """Clients of a node that are drawn together: a silo's in groups, as it answers for no fewer."""
         return 1 if ids.size == 1 else self.agreement.fewest
 
-    def _ask(self, node: str, clients: I64, number: int, closes: float, upload: bool, count: RoundCount) -> str:
-        base = self.holds.get(node, WHOLE)
+    def _gathered(self, number: int, drawn: Mapping[str, I64]) -> list[str]:
+        """Those of the drawn nodes that are there; while nodes are still coming in, it waits for them."""
+        while True:
+            self.desk.settle(number)
+            there = self.desk.there() & set(drawn)
+            if there - self.seen:
+                self.newest = self.clock()
+            self.seen = there
+            if len(there) == len(drawn) or self.clock() - self.newest >= SETTLED:
+                free, self.began = self.desk.free(), self.clock()
+                return [node for node in drawn if node in free]
+            self.sleep(self.pause)
+
+    # plain uploads
+
+    def _plain(self, number: int, again: int) -> Outcome:
+        """An attempt whose uploads the server sees, and checks one by one."""
+        wanted, drawn = self._wanted(number, again)
+        attempt, total = secrets.token_hex(16), list[UploadSum]()
+
+        def take(node: str, answer: Answer) -> None:
+            if isinstance(answer, OpeningMessage):
+                raise Refused("protocol", "nothing was to be opened")
+            one = self._one_upload(answer, drawn[node].size)
+            total[:] = [total[0] + one if total else one]
+
+        exchange = Exchange(
+            number, attempt, lambda node, whole: self._task(node, whole, number, attempt, drawn[node]), take,
+            self.agreement.deadline, lambda: bool(total) and total[0].clients >= wanted,
+        )  # fmt: skip
+        tally = self.desk.hold(self._gathered(number, drawn), exchange)
+        if not total or total[0].clients < self.agreement.least:
+            return Outcome(tally)
+        ctx = Context(number, self.agreement.seed, self.n_items, self.clients)
+        return Outcome(tally, total[0].clients, apply(self.reduced, self.state, total[0], ctx))
+
+    def _one_upload(self, update: UpdateMessage, asked: int) -> UploadSum:
+        if not 0 < update.clients <= asked:
+            raise Refused("clients", f"{update.clients} clients, {asked} were asked")
+        one = self.rules.open_sum(update, self.parameters())
+        reduction = self.reduced.server.reduction
+        if not reduction.each:
+            return one
+        if update.clients != 1 and not isinstance(reduction, Bounded):
+            raise Refused("clients", "this server must see every upload by itself; silos send sums")
+        return replace(one, parts=(one,))
+
+    # secure sums
+
+    def _masked(self, number: int, again: int) -> Outcome:
+        """An attempt of two exchanges, after which the server knows a sum and nothing else."""
+        tally, begun = Tally(), OpenSum.read(self.place, self.agreement)
+        if begun is None or begun.terms.round != number:
+            begun = self._collected(number, again, tally)
+        if begun is None:
+            return Outcome(tally)
+        summed = isinstance(self.work, SummedWork)  # it has nothing without its sum, so it waits for who opens it
+        vector, tally.nodes = self.masked.opened(begun, self._parties, tally, waits=summed), self._named(begun.here)
+        if vector is None:
+            return Outcome(tally, 0, self.state)
+        users = {member.party: member.users for member in self.roster().values()}
+        expected = max(sum(users.get(party, 0) for party in begun.terms.parties), len(begun.here))
+        if self._plausible(vector, len(begun.here), expected):
+            ctx = Context(number, self.agreement.seed, self.n_items, self.clients)
+            state, clients = self.work.applied(self.state, vector, ctx, expected)
+            return Outcome(tally, clients, state)
+        words = "the opened sum is none of healthy uploads: a node sent other numbers, or other shares"
+        if summed:
+            raise RunError(f"round {number}: {words}; its nodes open no other sum of it: begin a new deployment")
+        self.desk.refuse(number, "all", Refused("finite", words))
+        return Outcome(tally, 0, self.state)
+
+    def _plausible(self, vector: I64, least: int, most: int) -> bool:
+        """Whether a sum is of so many clients, and learnt changes are such as training reaches."""
+        clients = int(vector[-1])
+        if not least <= clients <= most:
+            return False
+        if not isinstance(self.work, LearntWork) or self.work.budget is not None:
+            return True
+        limit = int(clients * LIMIT * SCALE)
+        return -limit < int(vector.min()) and int(vector.max()) < limit
+
+    def _collected(self, number: int, again: int, tally: Tally) -> OpenSum | None:
+        """The first exchange; None where too few are there or answer."""
+        wanted, drawn = self._wanted(number, again)
+        present, roster, attempt = self._gathered(number, drawn), self.roster(), secrets.token_hex(16)
+        members = {name: replace(roster[name], users=drawn[name].size) for name in present if name in roster}
+        parties = tuple(sorted(member.party for member in members.values()))
+        if len(parties) < max(self.agreement.cohort, self._least(drawn)):
+            return None
+
+        def make(node: str, whole: bool, everybody: I64, publics: Bytes) -> bytes:
+            return self._task(node, whole, number, attempt, drawn[node], parties=everybody, publics=publics)
+
+        terms, size = (
+            self.agreement.terms(number, attempt, self.stamp, parties),
+            self.work.size(self.state, self.n_items),
+        )
+        return self.masked.collected(terms, size, members, make, wanted, tally)
+
+    def _least(self, drawn: Mapping[str, I64]) -> int:
+        """Nodes without whose shares of the noise an epsilon would not be kept."""
+        budgeted = isinstance(self.work, LearntWork) and self.work.budget is not None
+        return Budget.least(len(drawn)) if budgeted else 0
+
+    def _parties(self) -> dict[int, str]:
+        return {member.party: name for name, member in self.roster().items()}
+
+    def _named(self, parties: tuple[int, ...]) -> list[str]:
+        names = self._parties()
+        return [names[party] for party in parties if party in names]
+
+    # messages, outcome, state
+
+    def _task(
+        self, node: str, whole: bool, number: int, attempt: str, clients: I64, *, upload: bool = True,
+        parties: I64 = NOBODY, publics: Bytes = NO_BYTES,
+    ) -> bytes:  # fmt: skip
+        base = WHOLE if whole else self.desk.holds.get(node, WHOLE)
         parameters = self.parameters()
         tensors = parameters if base == WHOLE else changed_since(base, parameters, self.moved)
-        task = TaskMessage(
-            federation=self.agreement.digest(), round=number, attempt=secrets.token_hex(16), seed=self.agreement.seed,
+        return TaskMessage(
+            federation=self.agreement.digest(), round=number, attempt=attempt, seed=self.agreement.seed,
             version=self.version, stamp=self.stamp, clients=clients, tensors=tensors,
             base=base if any(n.endswith(".rows") for n in tensors) else WHOLE, upload=upload,
+            ends=not upload and self.over, parties=parties, publics=publics,
+        ).encode()  # fmt: skip
+
+    def share(self) -> int:
+        """Give the newest parameters to whoever is there and lacks them; newcomers adapt. How many took them."""
+        number, attempt, roster = self.version + 1, secrets.token_hex(16), self.roster()
+        self.desk.settle(number)
+        free = self.desk.free()
+        nodes = [node for node in self.lacking() if node in free]
+        exchange = Exchange(
+            number, attempt,
+            lambda node, whole: self._task(node, whole, number, attempt, roster[node].clients, upload=False),
+            lambda node, answer: None, self.agreement.deadline,
         )  # fmt: skip
-        content = task.encode()
-        count.bytes_down += len(content)
-        patience = max(closes - self.clock(), 0) + OWED * self.agreement.deadline
-        message = self.transport.send(node, content, patience)
-        until = self.clock() + patience
-        self.asked[message] = OpenTask(node, task.attempt, clients.size, until, upload, task.base == WHOLE)
-        return message
+        return len(self.desk.hold(nodes, exchange).nodes)
 
-    def _collect(self, count: RoundCount | None, mine: set[str]) -> list[str]:
-        """Take in what has come; returns the nodes that ask for whole parameters."""
-        again = []
-        for reply in self.transport.receive():
-            asked = self.asked.pop(reply.message, None)
-            try:
-                if self._counted(reply, asked, count, mine) == "resync" and asked is not None:
-                    again.append(asked.node)
-            except Refused as error:
-                if count is not None:
-                    count.refused += 1
-                node = "unknown" if asked is None else asked.node
-                self._log("refused.jsonl", {"round": self.version + 1, "node": node, **error.line()})
-        for message in [m for m, a in self.asked.items() if a.until < self.clock()]:
-            self.asked.pop(message)
-        return again
+    def lacking(self) -> list[str]:
+        """Nodes that are there and do not hold the newest parameters."""
+        there = self.desk.there()
+        return [n for n in self.roster() if n in there and self.desk.holds.get(n) != self.version]
 
-    def _counted(self, reply: Reply, asked: OpenTask | None, count: RoundCount | None, mine: set[str]) -> str:
-        """Check an answer and count it; its status."""
-        if reply.content is None:
-            raise Refused("failed", reply.error)
-        update = UpdateMessage.decode(reply.content)
-        now = self.version + 1
-        if update.federation != self.agreement.digest():
-            raise Refused("federation", f"it belongs to another federation: {update.detail[:200]}")
-        if asked is None or update.attempt != asked.attempt:
-            raise Refused("duplicate" if update.round == now else "round", f"round {update.round}: nobody waits for it")
-        self.holds[asked.node] = update.version
-        if count is None or reply.message not in mine or not asked.open or update.round != now:
-            raise Refused("late", f"round {update.round} is closed")
-        if update.status == "failed":
-            raise Refused("failed", update.detail[:200])
-        if update.status == "resync" and asked.whole:
-            raise Refused("resync", "it was sent everything and asks again")
-        if update.status == "done":
-            count.bytes_up += len(reply.content)
-            if asked.upload:
-                if not 0 < update.clients <= asked.clients:
-                    raise Refused("clients", f"{update.clients} clients, {asked.clients} were asked")
-                one = self.rules.open_sum(update, self.parameters())
-                if self.reduced.server.reduction.each:
-                    if update.clients != 1 and not isinstance(self.reduced.server.reduction, Bounded):
-                        raise Refused("clients", "this server must see every upload by itself; silos send sums")
-                    one = replace(one, parts=(one,))
-                count.total = one if count.total is None else count.total + one
-            count.nodes.append(asked.node)
-        return update.status
-
-    def _commit(self, state: ServerState, number: int) -> None:
+    def _commit(self, state: Any, number: int) -> None:
         """The round counts from here on."""
-        for name in self.tables:
-            changed = (state.params[name] != self.state.params[name]).reshape(self.n_items, -1).any(1)
-            self.moved[name] = np.where(changed, np.int32(number), self.moved[name])
-        arrays = state.pack() | {f"moved/{n}": v for n, v in self.moved.items()}
+        before, after = self.parameters(), self.work.parameters(state)
+        for name, moved in self.moved.items():
+            changed = (after[name] != before[name]).reshape(self.n_items, -1).any(1)
+            self.moved[name] = np.where(changed, np.int32(number), moved)
+        arrays = self.work.pack(state) | {f"moved/{n}": v for n, v in self.moved.items()}
         save_tensors(self.place / STATE, arrays, {"round": number, "federation": self.agreement.digest()})
+        OpenSum.forget(self.place)
         self.state, self.version = state, number
         self.stamp = stamp_of(self.parameters())
-
-    def _log(self, name: str, line: dict[str, Any]) -> None:
-        with (self.place / name).open("a") as stream:
-            stream.write(json.dumps(line) + "\n")

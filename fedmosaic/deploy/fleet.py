@@ -1,19 +1,17 @@
 """The folders of a deployment: one for the server, one for every node, each ready to be carried where it belongs.
 
     server/    federation.toml, items.parquet, roster.json, link.toml, ca.crt, ca.key, server.crt, server.key
-    NAME/      federation.toml, items.parquet, clients.safetensors, link.toml, ca.crt, node.key
+    NAME/      federation.toml, items.parquet, clients.safetensors, link.toml, ca.crt
 
-`ca.key`, `server.key` and each `node.key` are secrets of the place they lie in. Nodes carry no history until their
-owner brings it, on the node.
+`ca.key` and `server.key` are secrets of the server. Nodes get neither keys nor histories here: they make the ones
+themselves, at their first start (`admission.py`), and their owners bring the others, on the node.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +20,15 @@ import numpy as np
 import polars as pl
 import tomli_w
 
-from fedmosaic.core.errors import FedmosaicError, RunError, SettingsError
-from fedmosaic.core.files import locked, read_json, write_atomic, write_json
-from fedmosaic.core.ragged import I64
-from fedmosaic.deploy.agreement import Agreement, read_catalogue, write_catalogue
-from fedmosaic.deploy.coordinator import Coordinator
-from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, make_authority, make_certificate, make_node_key
+from fedmosaic.core.errors import RunError, SettingsError
+from fedmosaic.core.files import write_atomic, write_json
+from fedmosaic.deploy.admission import Request
+from fedmosaic.deploy.agreement import CATALOGUE, Agreement, write_catalogue
+from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, make_authority, make_certificate
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.protocol import Transport
+from fedmosaic.deploy.roster import ROSTER, read_entries, read_roster
 
-PAUSE = 0.2  # seconds between two looks for answers: each is a request
-LINK, ROSTER, OUTCOME, HALF = "link.toml", "roster.json", "outcome.json", ".registering"
+LINK = "link.toml"
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class Link:
             return cls(**tomllib.loads((folder / LINK).read_text()))
         except FileNotFoundError:
             raise RunError(f"{folder} is no folder of a deployment: it holds no {LINK}") from None
-        except (tomllib.TOMLDecodeError, TypeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
             raise SettingsError(f"{folder / LINK} cannot be read: {error}") from None
 
 
@@ -83,29 +79,76 @@ def init(place: Path, agreement: Agreement, catalogue: pl.DataFrame, nodes: Mapp
     write_catalogue(server, catalogue)
     link.write(server)
     make_authority(server)
-    make_certificate(server, sorted({link.host, "127.0.0.1", "localhost"}))
+    renew_certificate(server)
     write_json(server / ROSTER, {})
-    for name, users in nodes.items():
-        admit(place, name, users)
+    invite(place, nodes)
     return server
 
 
-def admit(place: Path, name: str, users: int = 1) -> Path:
-    """A folder for one more node: its key, the ids of its clients, and the agreement."""
+def renew_certificate(server: Path) -> None:
+    """A new certificate of the server, by the same authority: nodes go on trusting it."""
+    make_certificate(server, sorted({Link.read(server).host, "127.0.0.1", "localhost"}))
+
+
+def invite(place: Path, nodes: Mapping[str, int]) -> None:
+    """A folder for each new node, with so many users: its clients' ids, the agreement, where to knock; no keys."""
     server = ServerFolder(place / "server")
-    roster, folder = server.entries(), place / name
-    _check_name(name, users)
-    if name in roster or folder.exists():
-        raise RunError(f"{folder} exists already; choose another name")
-    first = max((int(e["first"]) + int(e["users"]) for e in roster.values()), default=0)
-    Node.create(
-        folder, server.agreement, pl.read_parquet(server.place / "items.parquet"), np.arange(first, first + users)
-    )
-    shutil.copy(server.place / CA, folder / CA)
-    server.link.write(folder)
-    roster[name] = {"first": first, "users": users, "key": make_node_key(folder), "flower": None}
-    write_json(server.place / ROSTER, roster)
-    return folder
+    entries = server.entries()
+    for name, users in nodes.items():
+        _check_name(name, users)
+        if name in entries or (place / name).exists():
+            raise RunError(f"{place / name} exists already; choose another name")
+    catalogue = pl.read_parquet(server.place / CATALOGUE)
+    first = max((int(e["first"]) + int(e["users"]) for e in entries.values()), default=0)
+    for name, users in nodes.items():
+        Node.create(place / name, server.agreement, catalogue, np.arange(first, first + users), name)
+        shutil.copy(server.place / CA, place / name / CA)
+        server.link.write(place / name)
+        entries[name] = {"first": first, "users": users, "generation": 0, "key": "", "sum": "", "out": False}
+        first += users
+    write_json(server.place / ROSTER, entries)
+
+
+def admit(place: Path, requests: Sequence[Request]) -> None:
+    """Let nodes in by the requests they made, all or none; a server that runs does so at once.
+
+    Keys are never exchanged silently: other keys need the next generation.
+    """
+    server = ServerFolder(place / "server")
+    entries = server.entries()
+    owners = {e["key"]: name for name, e in entries.items() if e["key"]}
+    for request in requests:
+        _check_request(request, entries, server.agreement)
+        if owners.setdefault(request.key, request.node) != request.node:
+            raise SettingsError(f"the key of {request.node!r} is that of another node: every node makes its own")
+        shown = {"generation": request.generation, "key": request.key, "sum": request.sum, "out": False}
+        entries[request.node] |= shown
+    write_json(server.place / ROSTER, entries)
+
+
+def _check_request(request: Request, entries: Mapping[str, Mapping[str, Any]], agreement: Agreement) -> None:
+    name, entry = request.node, entries.get(request.node)
+    if entry is None:
+        known = ", ".join(entries) or "none"
+        raise SettingsError(f"no node {name!r} was invited here; invited are: {known} (`fedmosaic deploy invite`)")
+    if request.federation != agreement.digest():
+        raise SettingsError(f"the request of {name!r} belongs to another federation")
+    same = (entry["key"], entry["sum"]) == (request.key, request.sum)
+    if entry["key"] and not same and request.generation <= int(entry["generation"]):
+        raise SettingsError(
+            f"{name!r} was admitted with other keys; if its owner renewed them (`fedmosaic deploy renew`), the request "
+            f"shows generation {int(entry['generation']) + 1} or later, and this one shows {request.generation}"
+        )
+
+
+def revoke(place: Path, name: str) -> None:
+    """Put a node out; a server that runs does so at once. Neither its name nor its clients' numbers go to others."""
+    server = ServerFolder(place / "server")
+    entries, admitted = server.entries(), read_roster(server.place)
+    if name not in admitted:
+        raise SettingsError(f"no node {name!r} is admitted; admitted are: {', '.join(admitted) or 'none'}")
+    entries[name]["out"] = True
+    write_json(server.place / ROSTER, entries)
 
 
 def _check_name(name: str, users: int) -> None:
@@ -116,7 +159,7 @@ def _check_name(name: str, users: int) -> None:
 
 
 class ServerFolder:
-    """The folder of a deployment's server, and who is admitted there."""
+    """The folder of a deployment's server."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -124,68 +167,11 @@ class ServerFolder:
         self.link = Link.read(place)
 
     def entries(self) -> dict[str, dict[str, Any]]:
-        """The admitted nodes."""
-        found: dict[str, dict[str, Any]] = read_json(self.place / ROSTER)
-        return found
-
-    def roster(self) -> dict[str, I64]:
-        """Numbers of the clients of each node."""
-        return {n: np.arange(e["first"], e["first"] + e["users"]) for n, e in self.entries().items()}
-
-    def flower_ids(self) -> dict[int, str]:
-        """Names of nodes by the ids Flower gave their keys."""
-        return {int(e["flower"]): name for name, e in self.entries().items() if e["flower"] is not None}
-
-    def remember(self, ids: Mapping[str, int]) -> None:
-        """Note the ids of registered nodes."""
-        entries = self.entries()
-        for name, number in ids.items():
-            entries[name]["flower"] = str(number)
-        write_json(self.place / ROSTER, entries)
-
-    @contextmanager
-    def registering(self) -> Iterator[None]:
-        """Leaves a mark if it does not come to its end: Flower then knows keys whose ids were not noted."""
-        mark = self.place / HALF
-        mark.touch()
-        yield
-        mark.unlink()
-
-    def forget_half_registered(self) -> None:
-        """Begin with an empty database of Flower's if a server died while registering; ours is in other files."""
-        if (self.place / HALF).exists():
-            for name in ("flower.db", "flower.db-shm", "flower.db-wal"):
-                (self.place / name).unlink(missing_ok=True)
-            write_json(self.place / ROSTER, {n: {**e, "flower": None} for n, e in self.entries().items()})
-            (self.place / HALF).unlink()
+        """The invited nodes."""
+        return read_entries(self.place)
 
     def check_locks(self) -> None:
         """Refuse to serve without what keeps strangers out."""
         missing = [name for name in (CA, CERTIFICATE, KEY) if not (self.place / name).is_file()]
         if missing:
-            raise RunError(f"{self.place} lacks {', '.join(missing)}: a server without TLS, keys and gate is refused")
-
-    def hold(self, transport: Transport, token: str, serve: float) -> None:
-        """All rounds that are left; then the outcome for everybody, and for newcomers as long as it is served."""
-        try:
-            with locked(self.place, "server", patience=30.0):
-                items, _ = read_catalogue(self.place, self.agreement)
-                one = Coordinator(self.place, self.roster(), transport, n_items=len(items), pause=PAUSE)
-                write_json(self.place / OUTCOME, {"token": token, "status": "running"})
-                one.run()
-                now = time.monotonic()
-                owed, until = now + 2 * self.agreement.deadline, now + serve
-                while (one.lacking() and time.monotonic() < owed) or time.monotonic() < until:
-                    one.share()
-                    time.sleep(1.0)
-                write_json(self.place / OUTCOME, {"token": token, "status": "done"})
-        except Exception as error:
-            text = str(error) if isinstance(error, FedmosaicError) else f"{type(error).__name__}: {error}"
-            write_json(self.place / OUTCOME, {"token": token, "status": "failed", "error": text})
-            raise
-
-
-def hold_rounds(dial: Callable[[Mapping[int, str]], Transport], config: Mapping[str, Any]) -> None:
-    """What a server's run does: the rounds of the folder its settings name."""
-    folder = ServerFolder(Path(str(config["folder"])))
-    folder.hold(dial(folder.flower_ids()), str(config["token"]), float(config["serve"]))
+            raise RunError(f"{self.place} lacks {', '.join(missing)}: a server without TLS and keys is refused")

@@ -1,119 +1,340 @@
-"""Flower carries the messages: a ServerApp around the coordinator, a ClientApp around a node. Nothing else imports it.
+"""All that is used of Flower: its fleet API, by which nodes and a server exchange messages over HTTPS.
 
-Only its grid is used, to push and pull; rounds, deadlines, checks and state are ours, because Flower's own do not
-resume, cannot add sparse updates and keep what a client holds in memory. The ClientApp runs in a process of its own for
-every message, so it only passes the bytes on to the node's process (`relay.py`).
+    node      `FleetLine`: Flower's own client, in the node's process; nothing that arrives is executed, only answered
+    server    `CALLS`: how the calls of that client are read, and what answers them (`gate.py`)
+
+A message is a name and parts, each named by its SHA-256 and fetched or sent by itself, so that an exchange that was cut
+goes on with the part it had come to. The names below belong to Flower and may change: whatever else imports from Flower
+is a mistake, and a version that this was not tried with is refused here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import hashlib
+import logging
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from fedmosaic.core.errors import FedmosaicError, RunError, SettingsError
+from fedmosaic.deploy.keys import node_key
 
-from fedmosaic.deploy.relay import relay
-
-if TYPE_CHECKING:
-    from fedmosaic.deploy.protocol import Reply
-
-UNREADABLE = (ValueError, TypeError, KeyError, RuntimeError, AttributeError)  # what Flower raises over a bad message
-
-client_app = ClientApp()
-
-
-def _record(content: bytes) -> Any:
-    return RecordDict({"fedmosaic": ConfigRecord({"bytes": content})})
-
-
-def _bytes(message: Message) -> bytes:
-    """What a message carries; the other side may have put anything there."""
-    record = message.content.config_records.get("fedmosaic")
-    content = None if record is None else record.get("bytes")
-    if not isinstance(content, bytes):
-        raise ValueError("it carries no bytes of ours")
-    return content
+TRIED = ("1.41",)  # versions of Flower that the tests were run with
+PART = 1 << 20  # bytes of a part
 
 
-@client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
-def answer(message: Message, context: Context) -> Message:
-    """Hand a task to the node's process, and its answer back."""
-    return Message(_record(relay(str(context.node_config["socket"]), _bytes(message))), reply_to=message)
-
-
-class FlowerTransport:
-    """Nodes over a Flower grid; `names` tells admitted nodes by their Flower ids."""
-
-    def __init__(self, grid: Grid, names: Mapping[int, str]) -> None:
-        self.grid, self.names = grid, dict(names)
-        self.ids = {name: number for number, name in self.names.items()}
-        self.waiting: set[str] = set()
-        self.lost: list[str] = []
-
-    def nodes(self) -> list[str]:
-        """Admitted nodes that are connected."""
-        return [self.names[n] for n in self.grid.get_node_ids() if n in self.names]
-
-    def send(self, node: str, content: bytes, seconds: float) -> str:
-        """Push a task; Flower drops it when its time is over."""
-        message = Message(_record(content), self.ids[node], "train", ttl=seconds)
-        pushed = list(self.grid.push_messages([message]))
-        if not pushed or not pushed[0]:
-            self.lost.append(f"lost-{len(self.lost)}-{node}")
-            return self.lost[-1]
-        self.waiting.add(pushed[0])
-        return pushed[0]
-
-    def receive(self) -> list[Reply]:
-        """Pull what has come in; an error of Flower's is an answer too."""
-        from fedmosaic.deploy.protocol import Reply
-
-        found = [Reply(name, None, "it could not be sent") for name in self.lost]
-        self.lost = []
-        for name, message in self._pulled():
-            self.waiting.discard(name)
-            found.append(Reply(name, None, message) if isinstance(message, str) else _reply(name, message))
-        return found
-
-    def _pulled(self) -> list[tuple[str, Message | str]]:
-        """All that has come; where a message cannot be read, one after the other, so that it takes no other with it."""
-        if not self.waiting:
-            return []
-        try:
-            return [(m.metadata.reply_to_message_id, m) for m in self.grid.pull_messages(list(self.waiting))]
-        except UNREADABLE:
-            pass
-        found: list[tuple[str, Message | str]] = []
-        for name in self.waiting:
-            try:
-                found += [(name, m) for m in self.grid.pull_messages([name])]
-            except UNREADABLE as error:
-                found.append((name, f"it cannot be read: {error}"))
-        return found
-
-
-def _reply(name: str, message: Message) -> Reply:
-    from fedmosaic.deploy.protocol import Reply
-
-    if message.has_error():
-        return Reply(name, None, f"Flower error {message.error.code}: {message.error.reason}")
+def check_version() -> None:
+    """Refuse a Flower that is missing, or that this was never run with."""
     try:
-        return Reply(name, _bytes(message))
-    except ValueError as error:
-        return Reply(name, None, str(error))
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise SettingsError("deployment needs Flower: pip install 'fedmosaic[flower]'") from None
+    if ".".join(found.split(".")[:2]) not in TRIED:
+        raise SettingsError(
+            f"Flower {found} is installed; this version of fedmosaic knows the fleet API of {', '.join(TRIED)}: "
+            "pip install 'fedmosaic[flower]'"
+        )
 
 
-def server_app(hold: Callable[[Dial, Mapping[str, Any]], None]) -> ServerApp:
-    """An app whose run is `hold`, given a way to reach nodes and the run's settings."""
-    app = ServerApp()
+check_version()
 
-    @app.main()  # type: ignore[untyped-decorator, unused-ignore]
-    def main(grid: Grid, context: Context) -> None:
-        hold(lambda names: FlowerTransport(grid, names), dict(context.run_config))
+import httpx  # noqa: E402
+from cryptography.exceptions import InvalidSignature  # noqa: E402
+from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+from flwr.common.constant import TIMESTAMP_HEADER  # noqa: E402
+from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2  # noqa: E402
+from flwr.proto.node_pb2 import Node as NodeName  # noqa: E402
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER  # noqa: E402
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext  # noqa: E402
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE  # noqa: E402
+from flwr.supernode.fleet_http_client import FleetHttpClient  # noqa: E402
 
-    return app
+logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line for every request
+
+KEY_HEADER, SIGNED_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower(), FLEET_HTTP_SIGNATURE_HEADER.lower()
+TIME_HEADER, MEDIA = TIMESTAMP_HEADER.lower(), PROTOBUF_MEDIA_TYPE
+RUN = 1  # Flower numbers runs; a federation has one
+HEARTBEAT = 15.0  # seconds between two signs of life while a node works; whoever asks for messages is there
+
+# The calls that nodes need, by path: how the request is read. Everything else of Flower's API does not exist here.
+CALLS: Mapping[str, Any] = {
+    "/v1/fleet/activate-node": fleet_pb2.ActivateNodeRequest,
+    "/v1/fleet/deactivate-node": fleet_pb2.DeactivateNodeRequest,
+    "/v1/fleet/send-node-heartbeat": heartbeat_pb2.SendNodeHeartbeatRequest,
+    "/v1/fleet/pull-messages": fleet_pb2.PullMessagesRequest,
+    "/v1/fleet/pull-object": message_pb2.PullObjectRequest,
+    "/v1/fleet/confirm-message-received": message_pb2.ConfirmMessageReceivedRequest,
+    "/v1/fleet/push-messages": fleet_pb2.PushMessagesRequest,
+    "/v1/fleet/push-object": message_pb2.PushObjectRequest,
+}
 
 
-Dial = Callable[[Mapping[int, str]], FlowerTransport]  # names of nodes by Flower's ids -> transport
+class AwayError(FedmosaicError):
+    """The server cannot be reached, or does not answer now; it may later."""
+
+
+class NotLetInError(FedmosaicError):
+    """The server refuses this node, and says why."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message as it travels: its name, and its parts in order.
+
+    >>> parcel = Parcel.of("a task", b"x" * (PART + 1))
+    >>> len(parcel.parts), len(parcel.content())
+    (2, 1048577)
+    """
+
+    name: str
+    order: tuple[str, ...]
+    parts: Mapping[str, bytes] = field(repr=False)
+
+    @staticmethod
+    def of(name: str, content: bytes) -> Parcel:
+        """Cut into parts."""
+        cut = [content[at : at + PART] for at in range(0, len(content), PART)] or [b""]
+        order = tuple(digest(part) for part in cut)
+        return Parcel(name, order, dict(zip(order, cut, strict=True)))
+
+    def content(self) -> bytes:
+        """Put together again; all parts must be there."""
+        return b"".join(self.parts[name] for name in self.order)
+
+
+def digest(part: bytes) -> str:
+    """The name of a part."""
+    return hashlib.sha256(part).hexdigest()
+
+
+# What the server reads, and what it says.
+
+
+def decoded(path: str, body: bytes) -> Any:
+    """A request as Flower has it; ValueError where it is none."""
+    from google.protobuf.message import DecodeError
+
+    request = CALLS[path]()
+    try:
+        request.ParseFromString(body)
+    except DecodeError:
+        raise ValueError("that is no request of Flower's") from None
+    return request
+
+
+def announced(parcel: Parcel | None, node: int, seconds: float) -> bytes:
+    """The answer to who asks for messages: the next one's name and parts, or that there is none."""
+    if parcel is None:
+        return bytes(fleet_pb2.PullMessagesResponse().SerializeToString())
+    head = _head(parcel.name, "", node, seconds)
+    return bytes(
+        fleet_pb2.PullMessagesResponse(messages_list=[head], message_object_trees=[_tree(parcel)]).SerializeToString()
+    )
+
+
+def answered(request: Any) -> tuple[str, tuple[str, ...]]:
+    """Which message a pushed one answers, and the parts it will have; ValueError where it does not say."""
+    if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+        raise ValueError("a node sends one message at a time")
+    order = tuple(child.object_id for child in request.message_object_trees[0].children)
+    return request.messages_list[0].metadata.reply_to_message_id, order
+
+
+def said(kind: str, **fields: Any) -> bytes:
+    """Another answer: of `fleet_pb2`, `heartbeat_pb2` or `message_pb2`, by its name."""
+    for module in (fleet_pb2, heartbeat_pb2, message_pb2):
+        if hasattr(module, kind):
+            return bytes(getattr(module, kind)(**fields).SerializeToString())
+    raise KeyError(kind)
+
+
+def signed_by(key: bytes, signature: bytes, text: str) -> bool:
+    """Whether the owner of a public key (PEM) signed a text, as Flower's nodes do."""
+    try:
+        public = serialization.load_pem_public_key(key)
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        public.verify(signature, text.encode(), ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError, AssertionError, TypeError):
+        return False
+    return True
+
+
+def _head(name: str, answers: str, node: int, seconds: float) -> Any:
+    meta = message_pb2.Metadata(
+        run_id=RUN, message_id=name, dst_node_id=node, reply_to_message_id=answers, ttl=seconds, message_type="train",
+        created_at=time.time(),
+    )  # fmt: skip
+    return message_pb2.Message(metadata=meta)
+
+
+def pushed(parcel: Parcel, answers: str, node: int) -> bytes:
+    """How a node begins to answer a message."""
+    return bytes(_pushed(parcel, answers, NodeName(node_id=node)).SerializeToString())
+
+
+def _pushed(parcel: Parcel, answers: str, node: Any) -> Any:
+    head = _head(parcel.name, answers, 0, HEARTBEAT)
+    return fleet_pb2.PushMessagesRequest(node=node, messages_list=[head], message_object_trees=[_tree(parcel)])
+
+
+def _tree(parcel: Parcel) -> Any:
+    children = [message_pb2.ObjectTree(object_id=part) for part in parcel.order]
+    return message_pb2.ObjectTree(object_id=parcel.name, children=children)
+
+
+# The node's side.
+
+
+class _Signed:
+    """Every request carries the node's public key and a signed time, by the server's clock as far as it is known."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        public = serialization.PublicFormat.SubjectPublicKeyInfo
+        self.key, self.pem = key, key.public_key().public_bytes(serialization.Encoding.PEM, public)
+        self.ahead = timedelta(0)  # of the server's clock
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Sign, send, and look at the server's clock."""
+        now = (datetime.now(UTC) + self.ahead).isoformat()
+        signature = self.key.sign(now.encode(), ec.ECDSA(hashes.SHA256()))
+        context.request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER] = b64encode(self.pem).decode()
+        context.request.headers[FLEET_HTTP_SIGNATURE_HEADER] = b64encode(signature).decode()
+        context.request.headers[TIMESTAMP_HEADER] = now
+        return call_next(context)
+
+    def set_clock(self, date: str) -> timedelta:
+        """Go by the server's clock; how far this machine's is behind."""
+        with suppress(TypeError, ValueError):
+            self.ahead = parsedate_to_datetime(date) - datetime.now(UTC)
+        return self.ahead
+
+
+def _client(address: str, authority: Path, signed: _Signed) -> FleetHttpClient:
+    try:
+        return FleetHttpClient.from_server_address(address, False, authority.read_bytes(), [signed])
+    except (OSError, ValueError) as error:
+        raise RunError(f"{authority} is missing or damaged: {error}") from None
+
+
+class FleetLine:
+    """A node's connection: TLS against the federation's authority, the node's key, messages in and answers out.
+
+    >>> FleetLine("127.0.0.1:1", Path("ca.crt"), Path("node.key"))  # doctest: +SKIP
+    """
+
+    def __init__(self, address: str, authority: Path, key: Path) -> None:
+        self._signed = _Signed(node_key(key))
+        self._client = _client(address, authority, self._signed)
+        self.address, self.node = address, NodeName(node_id=0)
+        self._parts: dict[str, bytes] = {}  # of a message that is on its way
+
+    def __enter__(self) -> FleetLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(AwayError, NotLetInError):
+            self._call("DeactivateNode", fleet_pb2.DeactivateNodeRequest(node_id=self.node.node_id))
+        self._client.close()
+
+    def join(self) -> None:
+        """Say that this node is there."""
+        request = fleet_pb2.ActivateNodeRequest(public_key=self._signed.pem, heartbeat_interval=HEARTBEAT)
+        self.node = NodeName(node_id=self._call("ActivateNode", request).node_id)
+
+    def receive(self) -> tuple[str, bytes] | None:
+        """The next message's name and content; the server holds the line for a while, and none may come."""
+        found = self._call("PullMessages", fleet_pb2.PullMessagesRequest(node=self.node))
+        if not found.messages_list:
+            return None
+        name, order = found.messages_list[0].metadata.message_id, found.message_object_trees[0].children
+        wanted = [child.object_id for child in order]
+        self._parts = {part: held for part, held in self._parts.items() if part in wanted}
+        for part in wanted:
+            if part not in self._parts:
+                self._parts[part] = self._part(part)
+        self._call(
+            "ConfirmMessageReceived",
+            message_pb2.ConfirmMessageReceivedRequest(node=self.node, run_id=RUN, message_object_id=name),
+        )
+        content = Parcel(name, tuple(wanted), self._parts).content()
+        self._parts = {}
+        return name, content
+
+    def _part(self, part: str) -> bytes:
+        found = self._call("PullObject", message_pb2.PullObjectRequest(node=self.node, run_id=RUN, object_id=part))
+        if not found.object_found or digest(found.object_content) != part:
+            raise AwayError("a part of a message is not what it was announced to be")
+        return bytes(found.object_content)
+
+    def send(self, name: str, content: bytes) -> None:
+        """Answer a message; parts that the server holds already are not sent again."""
+        parcel = Parcel.of(f"answer-{name}", content)
+        found = self._call("PushMessages", _pushed(parcel, name, self.node))
+        for part in found.objects_to_push:
+            sent = message_pb2.PushObjectRequest(
+                node=self.node, run_id=RUN, object_id=part, object_content=parcel.parts[part],
+                session_id=found.session_id,
+            )  # fmt: skip
+            if not self._call("PushObject", sent).stored:
+                return  # the server wants it no longer
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Let the server know that this node is there while it works."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(HEARTBEAT):
+                with suppress(AwayError, NotLetInError):
+                    request = heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT)
+                    self._call("SendNodeHeartbeat", request)
+
+        threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _call(self, name: str, request: Any, again: bool = True) -> Any:
+        """One call of Flower's client, its failures by what they mean."""
+        try:
+            return getattr(self._client, name)(request)
+        except httpx.HTTPStatusError as error:
+            status, text = error.response.status_code, error.response.text[:300]
+            if status == httpx.codes.REQUEST_TIMEOUT and again:  # the clocks differ
+                self._signed.set_clock(error.response.headers.get("date", ""))
+                return self._call(name, request, again=False)
+            if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+                raise NotLetInError(text) from None
+            raise AwayError(f"it answers {status}: {text}") from None
+        except httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise NotLetInError("its certificate is not signed by this federation's authority (ca.crt)") from None
+            raise AwayError(str(error) or type(error).__name__) from None
+        except ValueError as error:
+            raise AwayError(f"its answer cannot be read: {error}") from None
+
+
+def public_pem(openssh: str) -> bytes:
+    """A public key as requests carry it, from the line that a roster has."""
+    public = serialization.load_ssh_public_key(openssh.encode())
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return public.public_bytes(serialization.Encoding.PEM, form)
+
+
+def names(parts: Sequence[str]) -> bool:
+    """Whether all of them could be names of parts.
+
+    >>> names(["a" * 64]), names(["../etc"])
+    (True, False)
+    """
+    return all(len(part) == 64 and set(part) <= set("0123456789abcdef") for part in parts)

@@ -1,4 +1,5 @@
-"""Certificates and node keys: a certificate authority of the federation's own, EC P-256; node keys EC P-384.
+"""Certificates and keys: a certificate authority of the federation's own, EC P-256; of every node a key by which it is
+let in, EC P-384, and one for secure sums, X25519. A node makes its own, where it will run.
 
 Nothing here is invented: it is what Flower asks for, made with `cryptography`.
 """
@@ -10,16 +11,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedmosaic.core.errors import RunError
 from fedmosaic.core.files import write_atomic
+from fedmosaic.privacy.secure_sum import Pair
 
 YEARS = 5
 CA, CA_KEY = "ca.crt", "ca.key"
 CERTIFICATE, KEY = "server.crt", "server.key"
-NODE_KEY = "node.key"
+NODE_KEY, SUM_KEY = "node.key", "sum.key"
 
 
 def make_authority(folder: Path) -> None:
@@ -52,15 +56,57 @@ def make_certificate(folder: Path, hosts: list[str]) -> None:
     write_atomic(folder / KEY, _private(key))
 
 
-def make_node_key(folder: Path) -> str:
-    """A node's own key, in the folder that goes to it; returns the public half."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    form = serialization.PrivateFormat.OpenSSH
-    private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    write_atomic(folder / NODE_KEY, private)
-    write_atomic(folder / f"{NODE_KEY}.pub", public)
-    return public.decode()
+def make_node_keys(folder: Path) -> None:
+    """A node's own keys, in its folder, unless they are there."""
+    if not (folder / NODE_KEY).is_file():
+        form = serialization.PrivateFormat.OpenSSH
+        key = ec.generate_private_key(ec.SECP384R1())
+        write_atomic(
+            folder / NODE_KEY, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        )
+    if not (folder / SUM_KEY).is_file():
+        write_atomic(folder / SUM_KEY, Pair.new().private)
+
+
+def node_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """The key by which a node is let in."""
+    try:
+        private = serialization.load_ssh_private_key(file.read_bytes(), None)
+        assert isinstance(private, ec.EllipticCurvePrivateKey)
+    except (OSError, ValueError, AssertionError, UnsupportedAlgorithm):
+        raise RunError(f"{file} is missing or damaged; `fedmosaic deploy renew` makes new keys") from None
+    return private
+
+
+def sum_key(file: Path) -> Pair:
+    """A node's keys for masks."""
+    try:
+        return Pair.new(file.read_bytes())
+    except (OSError, ValueError):
+        raise RunError(f"{file} is missing or damaged; `fedmosaic deploy renew` makes new keys") from None
+
+
+def public_keys(folder: Path) -> dict[str, str]:
+    """The public halves of a node's keys: `key`, by which it is let in, and `sum`, for masks."""
+    form = serialization.PublicFormat.OpenSSH
+    public = node_key(folder / NODE_KEY).public_key().public_bytes(serialization.Encoding.OpenSSH, form)
+    return {"key": public.decode(), "sum": sum_key(folder / SUM_KEY).public.hex()}
+
+
+def signed(folder: Path, text: bytes) -> str:
+    """A signature by a node's key."""
+    return node_key(folder / NODE_KEY).sign(text, ec.ECDSA(hashes.SHA256())).hex()
+
+
+def is_signed(key: str, signature: str, text: bytes) -> bool:
+    """Whether the owner of a public key signed a text."""
+    try:
+        public = serialization.load_ssh_public_key(key.encode())
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        public.verify(bytes.fromhex(signature), text, ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError, AssertionError, UnsupportedAlgorithm):
+        return False
+    return True
 
 
 def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

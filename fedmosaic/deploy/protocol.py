@@ -1,15 +1,14 @@
 """What travels between a server and its nodes: a task down, an update up. Bytes are safetensors with a JSON header.
 
 A node is a device (one user) or a silo (many). A task carries the server's parameters, whole or (`base`) as the rows
-that changed since a version the node said it holds. An update carries the sum of what the node's clients send, and
-nothing else of them:
+that changed since a version the node said it holds. By default (`secure` of the agreement) it names the parties of a
+secure sum, the update carries masked numbers and sealed letters (`masked`), and a second exchange opens the sum:
 
-    NAME                    every row                                      support dense, and whole tensors
-    NAME.rows, NAME         rows with examples, increasing, and their changes       touched; padded with other rows
-    touched                 per row, how many clients trained it           only where the server divides by it
+    reveal          who arrived, and the letters of neighbours           down
+    opening         shares of seeds                                      up
 
-One client without noise sends float32, which the server turns into fixed point without loss; sums of many clients, and
-sums with noise, are in fixed point already. `Rules.open_sum` is the only way in: it checks everything before it counts.
+Where the agreement says that uploads are plain, an update carries the sum of what the node's clients send, and nothing
+else of them: `plain.py` says in which form.
 """
 
 from __future__ import annotations
@@ -22,22 +21,24 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmosaic.algorithm.algorithm import Algorithm
-from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import Axis
-from fedmosaic.algorithm.upload import UploadSum, add_rows, padded_count
-from fedmosaic.core.errors import FedmosaicError, RunError, ScoreError
-from fedmosaic.core.files import pack, unpack
-from fedmosaic.core.fixed_point import LIMIT, SCALE
+from fedmosaic.core.errors import FedmosaicError, RunError
+from fedmosaic.core.files import header_of, pack, unpack
 from fedmosaic.core.ragged import I64
 from fedmosaic.engines.state import Array
+from fedmosaic.privacy.secure_sum import Opening
 
-VERSION = 2  # 1 told the loss and how long the work took, which tell how much there was
+VERSION = 3  # 1 told the loss and how long the work took, which tell how much there was; 2 had no masks
+LARGEST_NUMBER, LARGEST_ROUND = 1 << 62, 1 << 31
+SEED, SHARE = 16, 17  # bytes of a seed and of a share of one, as `privacy/secure_sum.py` has them
 WHOLE = -1  # the base of a task that carries everything
-LARGEST_SUM = float(1 << 22)  # of a node: a thousand of them stay far from the edge of 64 bits
+
+Bytes = npt.NDArray[np.uint8]
+NOBODY, NO_BYTES = np.zeros(0, np.int64), np.zeros((0, 32), np.uint8)
 
 RefusalKind = Literal[
     "damaged", "protocol", "federation", "round", "duplicate", "late", "clients", "tensors", "dtype", "shape", "ids",
-    "quota", "finite", "norm", "resync", "failed", "least",
+    "quota", "finite", "norm", "resync", "failed", "least", "unmasked", "cohort", "key", "opened", "budget",
 ]  # fmt: skip
 
 
@@ -68,19 +69,26 @@ class TaskMessage:
     tensors: Mapping[str, Array]  # NAME, or NAME.rows and NAME
     base: int = WHOLE
     upload: bool = True  # else the node takes the parameters (a new one adapts to them) and sends nothing
+    ends: bool = False  # whether all rounds are over, and this is their outcome
+    parties: I64 = field(default_factory=lambda: NOBODY)  # of a secure sum, ascending; none: of no such sum
+    publics: Bytes = field(default_factory=lambda: NO_BYTES)  # keys of the node's neighbours among them, a row each
 
     def encode(self) -> bytes:
         """The message as bytes."""
-        return pack({**self.tensors, "clients": self.clients}, _header(self, "task"))
+        sum_of: dict[str, Array] = {"parties": self.parties, "publics": self.publics} if self.parties.size else {}
+        return pack({**self.tensors, **sum_of, "clients": self.clients}, _header(self, "task"))
 
     @staticmethod
     def decode(content: bytes) -> TaskMessage:
         """Read bytes; refused unless they are a whole task of this protocol."""
         tensors, head = _opened(content, "task", TASK)
-        clients = tensors.pop("clients", None)
-        if clients is None or clients.dtype != np.int64 or clients.ndim != 1:
-            raise Refused("tensors", "it does not say whom it asks")
-        return TaskMessage(**head, clients=clients, tensors=tensors)
+        clients = _listed(tensors, "clients")
+        sum_of: dict[str, Any] = {}
+        if "parties" in tensors:
+            sum_of = {"parties": _listed(tensors, "parties"), "publics": _bytes_of(tensors, "publics", 32)}
+            if (np.diff(sum_of["parties"]) <= 0).any():
+                raise Refused("tensors", "its parties are not different and ascending")
+        return TaskMessage(**head, clients=clients, tensors=tensors, **sum_of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,20 +118,130 @@ class UpdateMessage:
         return UpdateMessage(**head, tensors=tensors)
 
 
+@dataclass(frozen=True, eq=False)
+class RevealMessage:
+    """The second half of a secure sum: who arrived, and what their letters to this node are."""
+
+    federation: str
+    round: int
+    attempt: str
+    arrived: I64
+    senders: I64  # neighbours of the node that arrived
+    letters: Bytes  # of each of them, a row each
+
+    def encode(self) -> bytes:
+        """The message as bytes."""
+        return pack({n: getattr(self, n) for n in ("arrived", "senders", "letters")}, _header(self, "reveal"))
+
+    @staticmethod
+    def decode(content: bytes) -> RevealMessage:
+        """Read bytes; refused unless they are a whole one of this protocol."""
+        tensors, head = _opened(content, "reveal", REVEAL)
+        arrived, senders, letters = (
+            _listed(tensors, "arrived"),
+            _listed(tensors, "senders"),
+            _bytes_of(tensors, "letters"),
+        )
+        if tensors or len(letters) != senders.size:
+            raise Refused("tensors", "it does not have a letter of every sender, or more than letters")
+        return RevealMessage(**head, arrived=arrived, senders=senders, letters=letters)
+
+
+@dataclass(frozen=True, eq=False)
+class OpeningMessage:
+    """A node's shares: of own seeds of who arrived, seeds with who did not, shares of such seeds of its neighbours."""
+
+    federation: str
+    round: int
+    attempt: str
+    own_of: I64
+    own: Bytes
+    lost_of: I64
+    lost: Bytes
+    theirs_of: I64  # pairs (neighbour that arrived, its neighbour that did not), one after the other
+    theirs: Bytes
+
+    @staticmethod
+    def of(task: RevealMessage, opening: Opening) -> OpeningMessage:
+        """As tensors."""
+        shares = {n: _packed(getattr(opening, n).values()) for n in ("own", "theirs")}
+        lost = np.frombuffer(b"".join(opening.lost.values()), np.uint8).reshape(-1, SEED)
+        return OpeningMessage(
+            task.federation, task.round, task.attempt, np.array(list(opening.own), np.int64), shares["own"],
+            np.array(list(opening.lost), np.int64), lost,
+            np.array(list(opening.theirs), np.int64).reshape(-1), shares["theirs"],
+        )  # fmt: skip
+
+    def opening(self) -> Opening:
+        """As the secure sum has it."""
+        own = dict(zip(self.own_of.tolist(), map(_number, self.own), strict=True))
+        lost = {int(d): seed.tobytes() for d, seed in zip(self.lost_of, self.lost, strict=True)}
+        pairs = [(int(i), int(d)) for i, d in self.theirs_of.reshape(-1, 2)]
+        return Opening(own, lost, dict(zip(pairs, map(_number, self.theirs), strict=True)))
+
+    def encode(self) -> bytes:
+        """The message as bytes."""
+        names = ("own_of", "own", "lost_of", "lost", "theirs_of", "theirs")
+        return pack({n: getattr(self, n) for n in names}, _header(self, "opening"))
+
+    @staticmethod
+    def decode(content: bytes) -> OpeningMessage:
+        """Read bytes; refused unless they are a whole one of this protocol."""
+        tensors, head = _opened(content, "opening", REVEAL)
+        lists: dict[str, Any] = {n: _listed(tensors, n) for n in ("own_of", "lost_of", "theirs_of")}
+        widths = {"own": SHARE, "lost": SEED, "theirs": SHARE}
+        found: dict[str, Any] = {n: _bytes_of(tensors, n, width) for n, width in widths.items()}
+        sizes = [lists["own_of"].size, lists["lost_of"].size, lists["theirs_of"].size / 2]
+        if tensors or sizes != [len(found[n]) for n in ("own", "lost", "theirs")]:
+            raise Refused("tensors", "its shares do not fit to whose they are")
+        return OpeningMessage(**head, **lists, **found)
+
+
+def kind_of(content: bytes) -> str:
+    """What a message says that it is; an empty text where it cannot be read."""
+    try:
+        return str(header_of(content).get("kind", ""))
+    except RunError:
+        return ""
+
+
+def _packed(shares: Iterable[int]) -> Bytes:
+    return np.frombuffer(b"".join(s.to_bytes(SHARE, "big") for s in shares), np.uint8).reshape(-1, SHARE)
+
+
+def _number(share: Bytes) -> int:
+    return int.from_bytes(share.tobytes(), "big")
+
+
 # What headers hold; JSON can bring anything.
 TASK = {
     "federation": str, "round": int, "attempt": str, "seed": int, "version": int, "stamp": str, "base": int,
-    "upload": bool,
+    "upload": bool, "ends": bool,
 }  # fmt: skip
+REVEAL = {"federation": str, "round": int, "attempt": str}
 UPDATE = {
     "federation": str, "round": int, "attempt": str, "status": str, "version": int, "clients": int, "shrink": dict,
     "detail": str,
 }  # fmt: skip
 
 
-def _header(value: TaskMessage | UpdateMessage, kind: str) -> dict[str, Any]:
-    left_out = ("tensors",) if isinstance(value, UpdateMessage) else ("tensors", "clients")
-    return {"protocol": VERSION, "kind": kind, **{k: v for k, v in vars(value).items() if k not in left_out}}
+def _header(value: Any, kind: str) -> dict[str, Any]:
+    kept = {"task": TASK, "update": UPDATE}.get(kind, REVEAL)
+    return {"protocol": VERSION, "kind": kind, **{k: v for k, v in vars(value).items() if k in kept}}
+
+
+def _listed(tensors: dict[str, Array], name: str) -> I64:
+    value = tensors.pop(name, None)
+    if value is None or value.dtype != np.int64 or value.ndim != 1:
+        raise Refused("tensors", f"{name} is missing or no list of numbers")
+    return value
+
+
+def _bytes_of(tensors: dict[str, Array], name: str, width: int | None = None) -> Bytes:
+    value = tensors.pop(name, None)
+    if value is None or value.dtype != np.uint8 or value.ndim != 2 or (width is not None and value.shape[1] != width):
+        raise Refused("tensors", f"{name} is missing or of another shape")
+    return value
 
 
 def _opened(content: bytes, kind: str, types: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -139,6 +257,9 @@ def _opened(content: bytes, kind: str, types: Mapping[str, Any]) -> tuple[dict[s
         value = head[name]
         if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
             raise Refused("protocol", f"{name} in its header is of the wrong type")
+        limit = LARGEST_ROUND if name in ("round", "version", "base") else LARGEST_NUMBER
+        if isinstance(value, int) and not -limit < value < limit:
+            raise Refused("protocol", f"{name} in its header is no number that this protocol has")
     return tensors, head
 
 
@@ -202,139 +323,3 @@ def brought_up(algorithm: Algorithm, n_items: int, held: Mapping[str, Array], ta
         if result[name].shape != shape:
             raise Refused("shape", f"{name} has shape {result[name].shape}, not {shape}")
     return result
-
-
-def put_sum(algorithm: Algorithm, total: UploadSum, ctx: Context) -> dict[str, Array]:
-    """A node's sum as the tensors of an update; the round's context draws the rows that pad."""
-    upload = algorithm.upload
-    tensors: dict[str, Array] = {}
-    exact = total.clients == 1 and upload.noise is None
-    for name, value in total.totals.items():
-        sent: Array = (value / SCALE).astype(np.float32) if exact else value
-        if algorithm.specs[name].axis is Axis.ITEM and upload.support in ("touched", "padded"):
-            rows = np.flatnonzero(total.touched).astype(np.int32)
-            if upload.support == "padded":
-                rows = padded(rows, value.shape[0], ctx)
-            tensors[f"{name}.rows"], sent = rows, sent[rows]
-        tensors[name] = sent
-    if algorithm.server.reduction.counts_senders:
-        tensors["touched"] = total.touched.astype(np.int32)
-    return tensors
-
-
-def padded(rows: npt.NDArray[np.int32], n_items: int, ctx: Context) -> npt.NDArray[np.int32]:
-    """Rows and others beside them, up to the next power of two: the size of a message then tells little.
-
-    >>> padded(np.array([3, 5, 8], dtype=np.int32), 100, Context(1, 0, 100, 1)).size
-    64
-    """
-    others = np.setdiff1d(np.arange(n_items, dtype=np.int32), rows)
-    more = padded_count(rows.size, n_items) - rows.size
-    stream = ctx.noise("padding")
-    if stream is None:
-        chosen = np.random.default_rng(abs(ctx.own_seed)).choice(others, more, replace=False)
-    else:
-        chosen = others[stream.some_of(others.size, more)]
-    return np.sort(np.concatenate([rows, chosen])).astype(np.int32)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What an update must be like to count."""
-
-    algorithm: Algorithm
-    n_items: int
-    largest_norm: float | None = None  # of all a client sends
-    row_quota: int | None = None  # rows a client may send
-
-    def open_sum(self, update: UpdateMessage, server: Mapping[str, Array]) -> UploadSum:
-        """The sum an update carries, every tensor checked; `Refused` names the first thing that is wrong.
-
-        `server` has the parameters the update is about: a share of decay moves all of their rows.
-        """
-        names, left = self.algorithm.sent, dict(update.tensors)
-        totals, square = {}, 0.0
-        touched = np.zeros(self.n_items, dtype=np.int64)
-        if self.algorithm.server.reduction.counts_senders:
-            touched = self._touched(update, left)
-        for name in names:
-            rows = self._rows(name, left)
-            value = left.pop(name, None)
-            if value is None:
-                raise Refused("tensors", f"{name} is missing")
-            totals[name] = self._total(name, value, rows, update.clients)
-            square += float(np.square(totals[name] / SCALE).sum())
-            self._check_quota(name, totals[name], update.clients)
-            if rows is not None and not self.algorithm.server.reduction.counts_senders:
-                touched[rows] = 1
-        if left:
-            raise Refused("tensors", f"{', '.join(sorted(left))} were not asked for")
-        shrink = self._shrink(update)
-        square += sum(float(np.square(server[n]).sum()) * (s / SCALE) ** 2 for n, s in shrink.items())
-        if self.largest_norm is not None and square > (self.largest_norm * update.clients) ** 2:
-            raise Refused("norm", f"norm {square**0.5:.3g} of {update.clients} clients; {self.largest_norm:g} each")
-        return UploadSum(totals, touched, update.clients, 0, 0.0, shrink)
-
-    def _rows(self, name: str, left: dict[str, Array]) -> Array | None:
-        rows = left.pop(f"{name}.rows", None)
-        sparse = self.algorithm.specs[name].axis is Axis.ITEM and self.algorithm.upload.support in ("touched", "padded")
-        if sparse != (rows is not None):
-            raise Refused("tensors", f"{name}.rows " + ("is missing" if sparse else "was not asked for"))
-        if rows is None:
-            return None
-        if rows.dtype != np.int32 or rows.ndim != 1:
-            raise Refused("dtype", f"{name}.rows is {rows.dtype} of shape {rows.shape}, not a list of int32")
-        if rows.size and (rows.min() < 0 or rows.max() >= self.n_items or (rows[1:] <= rows[:-1]).any()):
-            raise Refused("ids", f"{name}.rows must increase and lie in 0 .. {self.n_items - 1}")
-        return rows
-
-    def _check_quota(self, name: str, total: I64, clients: int) -> None:
-        if self.row_quota is None or self.algorithm.specs[name].axis is not Axis.ITEM or self._noisy:
-            return
-        moved = int(total.reshape(self.n_items, -1).any(1).sum())
-        if moved > self.row_quota * clients:
-            raise Refused("quota", f"{moved} rows of {clients} clients; {self.row_quota} each")
-
-    @property
-    def _noisy(self) -> bool:
-        return self.algorithm.upload.noise is not None
-
-    def _total(self, name: str, value: Array, rows: Array | None, clients: int) -> I64:
-        spec, exact = self.algorithm.specs[name], clients == 1 and not self._noisy
-        dtype = np.dtype(np.float32 if exact else np.int64)
-        if value.dtype != dtype:
-            raise Refused("dtype", f"{name} is {value.dtype}, not {dtype}")
-        row, item = self.algorithm.upload.shape(spec), spec.axis is Axis.ITEM
-        shape = (self.n_items if rows is None else rows.size, *row) if item else row
-        if value.shape != shape:
-            raise Refused("shape", f"{name} has shape {value.shape}, not {shape}")
-        total = np.zeros((self.n_items, *row) if item else (1, *row), dtype=np.int64)
-        at = np.arange(value.shape[0] if item else 1, dtype=np.int32) if rows is None else rows
-        if not exact:
-            limit = int(min(clients * LIMIT, LARGEST_SUM) * SCALE)
-            if value.size and (int(value.max()) >= limit or int(value.min()) <= -limit):
-                raise Refused("finite", f"{name} holds values that no healthy training reaches")
-            total[at] = value if item else value[None]
-        else:
-            try:
-                add_rows(total, at, value if item else value[None])
-            except ScoreError:
-                raise Refused("finite", f"{name} holds NaN or values that no healthy training reaches") from None
-        return total if item else total[0]
-
-    def _touched(self, update: UpdateMessage, left: dict[str, Array]) -> I64:
-        value = left.pop("touched", None)
-        if value is None or value.dtype != np.int32 or value.shape != (self.n_items,):
-            raise Refused("tensors", "the counts of senders are missing or of another shape")
-        if value.size and (value.min() < 0 or value.max() > update.clients):
-            raise Refused("ids", "a row cannot have more senders than there are clients")
-        return value.astype(np.int64)
-
-    def _shrink(self, update: UpdateMessage) -> dict[str, int]:
-        allowed = set(self.algorithm.spread)
-        if set(update.shrink) != allowed:
-            raise Refused("tensors", f"shares of decay for {sorted(update.shrink)}, expected {sorted(allowed)}")
-        for name, value in update.shrink.items():
-            if type(value) is not int or not -update.clients * SCALE <= value <= 0:
-                raise Refused("finite", f"{name} decayed by an impossible share")
-        return dict(update.shrink)

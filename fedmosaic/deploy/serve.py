@@ -1,229 +1,102 @@
-"""The two programs of a deployment: the server with its gate, and a node."""
+"""The server of a deployment, a program of one process: its gate, its rounds, and who looks on. Nodes: `attend.py`."""
 
 from __future__ import annotations
 
-import json
-import re
-import secrets
+import errno
 import socket
-import ssl
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
+from fedmosaic.core.ending import ending
 from fedmosaic.core.errors import RunError
-from fedmosaic.core.files import is_locked, locked, read_json, read_lines, write_atomic
-from fedmosaic.deploy.fleet import OUTCOME, Link, ServerFolder
-from fedmosaic.deploy.keys import CA, CERTIFICATE, KEY, NODE_KEY
-from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.processes import Processes, check_port, environment, free_port, program
-from fedmosaic.deploy.relay import listening
+from fedmosaic.core.files import locked
+from fedmosaic.deploy.agreement import Agreement, read_catalogue
+from fedmosaic.deploy.coordinator import Coordinator
+from fedmosaic.deploy.fleet import Link, ServerFolder
+from fedmosaic.deploy.gate import Gate, opened
+from fedmosaic.deploy.mailbox import Mailbox
+from fedmosaic.deploy.roster import LiveRoster
+from fedmosaic.deploy.watch import Metrics, Watch
 
-STARTS_WITHIN = 60.0
-REFUSED_AGAIN = 5.0  # seconds before a refused node knocks again
-KNOCKS_FOR = 90.0  # Flower forgets a node that was killed only after a minute
+SHARES = 0.2  # seconds between two looks for who lacks the outcome
 Tell = Callable[[dict[str, Any]], None]
 Say = Callable[[str], None]
 
-APP = """
-[project]
-name = "fedmosaic-app"
-version = "1.0.0"
-description = "Rounds of a fedmosaic deployment"
-license = "Apache-2.0"
-dependencies = ["flwr"]
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-[tool.flwr.app]
-publisher = "fedmosaic"
-[tool.flwr.app.components]
-serverapp = "server_app:app"
-clientapp = "client_app:app"
-[tool.flwr.app.config]
-folder = ""
-token = ""
-serve = 0.0
-"""
-SERVER = "from fedmosaic.deploy.fleet import hold_rounds\nfrom fedmosaic.deploy.flower import server_app\n"
-CLIENT = "from fedmosaic.deploy.flower import client_app\n"
 
+@dataclass(frozen=True)
+class Serving:
+    """How a server runs: for how long it gives the outcome to newcomers, where it listens, and who looks on.
 
-def serve(
-    place: Path, *, seconds: float = 0.0, listen: str | None = None, tell: Tell | None = None, say: Say | None = None
-) -> None:  # fmt: skip
-    """Hold all rounds that are left, then serve newcomers for some seconds. Ends with everything it started.
-
-    Flower listens on the loopback interface; what others can reach is the gate, at `listen` or the agreed address.
+    listen: host:port here, if it is not the agreed address. metrics: a port of the loopback interface for Prometheus.
     """
+
+    seconds: float = 0.0
+    listen: str | None = None
+    metrics: int | None = None
+    watch: bool = False
+
+
+def serve(place: Path, how: Serving, tell: Tell = lambda line: None, say: Say = lambda text: None) -> None:
+    """Hold all rounds that are left, then give the outcome to whoever lacks it. tell: is given every round's line."""
     folder = ServerFolder(place)
     folder.check_locks()
-    folder.forget_half_registered()
-    door, inside = Link(listen) if listen else folder.link, free_port()
-    check_port(door.host, int(door.port))
-    with Processes(place) as processes:
-        _start_superlink(processes, folder, inside)
-        words = ["deploy", "gate", str(place), "--server", f"127.0.0.1:{inside}", "--listen", door.address]
-        processes.start("gate", [sys.executable, "-m", "fedmosaic", *words])
-        _register(folder, processes)
-        token = secrets.token_hex(8)
-        _submit(folder, processes, token, seconds)
-        if say is not None:
-            say(f"{door.address} is open to the {len(folder.entries())} nodes that are admitted")
-        _watch(folder, processes, token, tell)
+    door = Link(how.listen) if how.listen else folder.link
+    with ExitStack() as stack:
+        stack.enter_context(ending())
+        stack.enter_context(locked(place, "server", patience=30.0))
+        items, _ = read_catalogue(place, folder.agreement)
+        roster = LiveRoster(place)
+        mailbox = Mailbox(roster)
+        gate = Gate(mailbox, roster)
+        one = Coordinator(place, roster, mailbox, n_items=len(items))
+        check_port(door.host, int(door.port))
+        stack.enter_context(opened(gate, place, door.host, int(door.port)))
+        metrics = stack.enter_context(Metrics(gate, one).served(how.metrics))
+        if how.watch:
+            tell = stack.enter_context(Watch(gate, one).shown())
+        words = "masked" if folder.agreement.secure else "plain"
+        say(f"{door.address} is open to {len(roster())} admitted nodes; uploads are {words}; {one.work.rounds} rounds")
+        say(costs_of(one, folder.agreement))
+        while not one.over:
+            line = one.round()
+            metrics.round(line)
+            tell(line)
+        _share(one, how.seconds)
 
 
-def _start_superlink(processes: Processes, folder: ServerFolder, port: int) -> None:
-    place = folder.place
-    safe = ["--ssl-ca-certfile", CA, "--ssl-certfile", CERTIFICATE, "--ssl-keyfile", KEY]
-    safe = [word if word.startswith("--") else str(place / word) for word in safe]
-    words = [program("flower-superlink"), "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"]
-    processes.start("superlink", [*words, "--database", str(place / "flower.db"), *safe])
-    home = place / ".flwr"
-    home.mkdir(exist_ok=True)
-    here = {"address": f"127.0.0.1:{port}", "root-certificates": str((place / CA).resolve())}
-    write_atomic(home / "config.toml", tomli_w.dumps({"superlink": {"default": "here", "here": here}}))
-    context = ssl.create_default_context(cafile=str(place / CA))
-    until = time.monotonic() + STARTS_WITHIN
-    while time.monotonic() < until and processes.ended("superlink") is None:
-        try:
-            with urllib.request.urlopen(f"https://127.0.0.1:{port}/health", context=context, timeout=2) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.1)
-    raise RunError(f"Flower's server did not start: {processes.last_words('superlink')}")
+def _share(one: Coordinator, seconds: float) -> None:
+    """The outcome for everybody who is there, and for newcomers as long as it is served."""
+    now = time.monotonic()
+    owed, until = now + 2 * one.agreement.deadline, now + seconds
+    while (one.lacking() and time.monotonic() < owed) or time.monotonic() < until:
+        one.share()
+        time.sleep(SHARES)
 
 
-def _flwr(folder: ServerFolder, *words: str) -> dict[str, Any]:
-    """One call of Flower's command; it exits with 0 when it fails, and says so in JSON."""
-    call, env = [program("flwr"), *words, "--format", "json"], environment(folder.place)
-    done = subprocess.run(call, capture_output=True, text=True, env=env, check=False)
+def costs_of(one: Coordinator, agreement: Agreement) -> str:
+    """What a round takes of a node, before the first is held."""
+    numbers = one.work.size(one.state, one.n_items)
+    down = sum(v.nbytes for v in one.parameters().values())
+    up = f"{8 * numbers / 1e6:,.2f} MB up" if agreement.secure else f"up to {4 * numbers / 1e6:,.2f} MB up"
+    memory = f"about {one.work.memory(one.n_items) / 1e6:,.1f} MB of memory"
+    return f"a round: {up} and up to {down / 1e6:,.2f} MB down for each node, and {memory} for it there"
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse an address nobody can listen on, by name, before anything is started."""
     try:
-        found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-    except (ValueError, json.JSONDecodeError):
-        raise RunError(f"flwr {words[0]} failed: {(done.stderr or done.stdout).strip()[-300:]}") from None
-    if not found.get("success"):
-        raise RunError(f"flwr {words[0]} failed: {found.get('error-message', found)}")
-    return found
-
-
-def _register(folder: ServerFolder, processes: Processes) -> None:
-    """Make the keys of all admitted nodes known; ids are remembered, so this is done once for each."""
-    keys = folder.place / "keys"
-    keys.mkdir(exist_ok=True)
-    missing = {n: e for n, e in folder.entries().items() if e["flower"] is None}
-
-    def one(name: str) -> int:
-        write_atomic(keys / f"{name}.pub", missing[name]["key"])
-        return int(_flwr(folder, "supernode", "register", str(keys / f"{name}.pub"), "here")["node-id"])
-
-    with folder.registering(), ThreadPoolExecutor(4) as pool:
-        folder.remember(dict(zip(missing, pool.map(one, missing), strict=True)))
-    processes.note()
-
-
-def _submit(folder: ServerFolder, processes: Processes, token: str, seconds: float) -> None:
-    app = folder.place / "app"
-    app.mkdir(exist_ok=True)
-    write_atomic(app / "pyproject.toml", APP)
-    write_atomic(app / "server_app.py", f"{SERVER}\napp = server_app(hold_rounds)\n")
-    write_atomic(app / "client_app.py", f"{CLIENT}\napp = client_app\n")
-    config = f'folder="{folder.place.resolve()}" token="{token}" serve={seconds:.1f}'
-    _flwr(folder, "run", str(app), "here", "--run-config", config)
-    processes.note()
-
-
-def _watch(folder: ServerFolder, processes: Processes, token: str, tell: Tell | None) -> None:
-    """Until the rounds are over: report them as they are committed, and notice what ends too early."""
-    log, outcome = folder.place / "rounds.jsonl", folder.place / OUTCOME
-    told = len(read_lines(log))
-    until, begun = time.monotonic() + STARTS_WITHIN, False
-    while True:
-        found = read_json(outcome) if outcome.is_file() else {}
-        lines = read_lines(log)
-        for line in lines[told:]:
-            if tell is not None:
-                tell(line)
-        told = len(lines)
-        if found.get("token") == token:
-            begun = True
-            if found["status"] == "done":
-                return
-            if found["status"] == "failed":
-                raise RunError(found["error"])
-        if not begun and time.monotonic() > until:
-            raise RunError(f"the rounds did not begin: {processes.last_words('superlink')}")
-        if begun and not is_locked(folder.place) and read_json(outcome)["status"] == "running":
-            raise RunError(f"the process that holds the rounds has died: {processes.last_words('superlink')}")
-        for name in processes.children:
-            if processes.ended(name) is not None:
-                raise RunError(f"{name} has ended: {processes.last_words(name)}")
-        processes.note()
-        time.sleep(0.5)
-
-
-def attend(place: Path, *, say: Say = lambda _: None) -> None:
-    """Be a node: answer tasks until stopped. A node that is refused knocks again for a while."""
-    link = Link.read(place)
-    words = [program("flower-supernode"), "--superlink", link.address, "--host", "127.0.0.1"]
-    words += ["--root-certificates", str((place / CA).resolve())]
-    words += ["--auth-supernode-private-key", str((place / NODE_KEY).resolve())]
-    first = time.monotonic()
-    with locked(place, "node"), listening(Node(place).answer) as address, Processes(place) as processes:
-        while True:
-            begun = time.monotonic()
-            mine = [*words, "--port", str(free_port()), "--node-config", f'socket="{address}"']
-            processes.start("supernode", mine)
-            say(f"connecting to {link.address}")
-            if _watch_node(processes, link):
-                say("the server was away and is back")
-                first = time.monotonic()
-                continue
-            reason = _reason(processes.said("supernode"))
-            if time.monotonic() - begun > KNOCKS_FOR:
-                first = time.monotonic()  # it was connected for a while: begin anew
-            if time.monotonic() - first > KNOCKS_FOR:
-                raise RunError(f"{link.address} does not let this node in: {reason}")
-            say(f"not let in ({reason}); trying again")
-            time.sleep(REFUSED_AGAIN)
-
-
-def _watch_node(processes: Processes, link: Link) -> bool:
-    """Until Flower's node ends by itself, or (true) is ended here, because a server that was away has come back.
-
-    It would connect again by itself, but may then wait for an answer to what it sent to the server that died.
-    """
-    seen = away = False
-    while processes.ended("supernode") is None:
-        processes.note()
-        time.sleep(1.0)
-        answers = _answers(link)
-        if seen and away and answers:
-            processes.stop("supernode")
-            return True
-        seen, away = seen or answers, not answers
-    return False
-
-
-def _answers(link: Link) -> bool:
-    try:
-        with socket.create_connection((link.host, int(link.port)), timeout=5):
-            return True
-    except OSError:
-        return False
-
-
-def _reason(said: str) -> str:
-    """What Flower's words mean."""
-    if re.search(r"SSL/TLS handshake|certificate verify failed|CERTIFICATE_VERIFY_FAILED", said):
-        return "its certificate is not signed by this federation's authority (ca.crt)"
-    if "Failed to activate" in said:
-        return "this node's key is not admitted there, or the server has not noticed yet that the node had gone"
-    return "Flower's node has ended: " + " | ".join(line for line in said.splitlines()[-3:])
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as door:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            door.bind(address)
+    except OSError as error:
+        hint = {
+            errno.EADDRINUSE: "is another server running?",
+            errno.EADDRNOTAVAIL: "that address is not this machine's; say --listen 0.0.0.0:PORT",
+            errno.EACCES: "small ports need rights; choose one above 1023",
+        }.get(error.errno or 0, "")
+        raise RunError(f"cannot listen on {host}:{port}: {error.strerror or error}; {hint}".rstrip("; ")) from None

@@ -23,6 +23,7 @@ from fedmosaic.core.errors import ForeignError, ScoreError, SettingsError
 from fedmosaic.core.files import digest_of
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.ragged import I64, Ragged
+from fedmosaic.core.secret import Stream
 from fedmosaic.core.threads import deal, thread_count
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
@@ -75,13 +76,20 @@ class ClosedForm(MethodSettings, ABC):
     def apply(self, state: State, total: Statistics) -> State:
         """Server state after a round."""
 
-    def released(self, total: Statistics, round: int, seed: int) -> Statistics:
-        """What the server learns of a sum: all of it, unless a form promises otherwise."""
+    def released(self, total: Statistics, round: int, seed: int | Stream) -> Statistics:
+        """What the server learns of a sum: all of it, unless a form promises otherwise.
+
+        seed: of a simulation's noise; a server that somebody relies on draws it from a secret stream.
+        """
         return total
 
     def done(self, state: State) -> bool:
         """Whether no round is needed any more, though some are left."""
         return False
+
+    def without_validation(self) -> ClosedForm:
+        """The form where nothing is held out to choose by: with its stated defaults."""
+        return self
 
     @abstractmethod
     def scores(self, state: State, histories: Histories) -> Scores:
@@ -167,17 +175,30 @@ def masked_total(form: ClosedForm, state: State, histories: Histories, round: in
     like = form.statistics(state, histories.take(np.zeros(0, np.int64)))
 
     def work(client: int) -> I64:
-        own = form.statistics(state, histories.take(np.array([client])))
-        numbers = np.concatenate([own[name].reshape(-1) for name in like]) * SCALE
-        if np.abs(numbers).max(initial=0) * len(histories) >= 2.0**63:
-            raise ScoreError("secure=true: a sum of numbers this large would not fit into 64 bits")
-        return np.floor(numbers + 0.5).astype(np.int64)
+        return as_whole_numbers(form.statistics(state, histories.take(np.array([client]))), len(histories))
 
     terms = SumTerms("simulation", round, digest_of(state), tuple(range(len(histories))))
     vector, _, size = simulated(work, terms)
+    return as_statistics(like, vector), size
+
+
+def as_whole_numbers(own: Statistics, clients: int) -> I64:
+    """Statistics as one vector in fixed point; refused where those of so many clients would not fit into 64 bits.
+
+    >>> as_whole_numbers({"count": np.array([0.5, 1.0])}, 10).tolist() == [2**31, 2**32]
+    True
+    """
+    numbers = np.concatenate([value.reshape(-1) for value in own.values()]) * SCALE
+    if not np.abs(numbers).max(initial=0) * clients < 2.0**63:
+        raise ScoreError("a secure sum: numbers this large, or no numbers, would not fit into 64 bits")
+    return np.floor(numbers + 0.5).astype(np.int64)
+
+
+def as_statistics(like: Statistics, vector: I64) -> Statistics:
+    """A sum of such vectors as statistics again. like: some, for names and shapes."""
     cuts = np.cumsum([value.size for value in like.values()])[:-1]
     parts = zip(like.items(), np.split(vector / SCALE, cuts), strict=True)
-    return {name: part.reshape(value.shape).astype(value.dtype) for (name, value), part in parts}, size
+    return {name: part.reshape(value.shape).astype(value.dtype) for (name, value), part in parts}
 
 
 def fit(form: ClosedForm, histories: Histories, *, seed: int = 0, clients_per_chunk: int | None = None) -> State:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from fedmosaic.core.ragged import Ragged
+from fedmosaic.core.secret import Stream
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.closed_form import Scores, State, Statistics, gram, refuse_many_items
@@ -95,7 +96,7 @@ class PairForm(PrivateRelease):
         """Votes take little of an epsilon."""
         return VOTES if round == 1 else 1 - VOTES
 
-    def released(self, total: Statistics, round: int, seed: int) -> Statistics:
+    def released(self, total: Statistics, round: int, seed: int | Stream) -> Statistics:
         """The sum with its noise; of pairs, less than of an item with itself."""
         if self.epsilon is None or "gram" not in total:
             return super().released(total, round, seed)

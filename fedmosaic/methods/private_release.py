@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
+from fedmosaic.core.secret import Stream
 from fedmosaic.methods.closed_form import ClosedForm, Statistics
 from fedmosaic.privacy import release
 from fedmosaic.privacy.budget import spent
@@ -47,7 +48,7 @@ class PrivateRelease(ClosedForm):
             return 0.0
         return float(release.gaussian_scale(self.epsilon, self.delta) / np.sqrt(share))
 
-    def released(self, total: Statistics, round: int, seed: int) -> Statistics:
+    def released(self, total: Statistics, round: int, seed: int | Stream) -> Statistics:
         """The sum with its noise."""
         if self.epsilon is None:
             return total

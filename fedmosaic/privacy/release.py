@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from fedmosaic.core import keys
 from fedmosaic.core.extras import require_extra
+from fedmosaic.core.secret import Stream
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -43,8 +44,13 @@ def gaussian_scale(epsilon: float, delta: float) -> float:
     return float(accountant.get_smallest_gaussian_noise(common.DifferentialPrivacyParameters(epsilon, delta), 1, 1.0))
 
 
-def noised(total: Arrays, deviation: float, seed: int, round: int) -> dict[str, npt.NDArray[Any]]:
-    """A sum and its noise. A simulation's, that everybody who knows the seed can draw again; its law is what counts."""
+def noised(total: Arrays, deviation: float, seed: int | Stream, round: int) -> dict[str, npt.NDArray[Any]]:
+    """A sum and its noise: of a secret stream, or a simulation's, that whoever knows the seed can draw again.
+
+    The law is the same.
+    """
+    if isinstance(seed, Stream):
+        return {n: v + seed.gaussian(deviation, v.size).reshape(v.shape) for n, v in sorted(total.items())}
     key = keys.derive(seed=seed, round=round, purpose=keys.Purpose.NOISE)
     generator = np.random.Generator(np.random.Philox(key=int(np.ravel(key)[0])))
     return {name: value + generator.normal(0.0, deviation, value.shape) for name, value in sorted(total.items())}

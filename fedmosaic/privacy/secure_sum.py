@@ -68,7 +68,8 @@ class SumTerms:
     """What an attempt at a sum is bound to; all parties know it, and refuse what is bound to something else.
 
     least: parties without whom nothing is opened. bits: of the numbers that are added. neighbours: of every party, an
-    even number; all others where they are not more.
+    even number; all others where they are not more. attempt: what tells attempts at one round apart: if pair masks of
+    one were those of another, a party that arrived in one and was lost in the other would be seen.
     """
 
     federation: str
@@ -78,6 +79,7 @@ class SumTerms:
     least: int = LEAST
     bits: Literal[32, 64] = 64
     neighbours: int = NEIGHBOURS
+    attempt: str = ""
 
     def __post_init__(self) -> None:
         if self.neighbours < 2 or self.neighbours % 2:
@@ -93,8 +95,8 @@ class SumTerms:
     @cached_property
     def label(self) -> bytes:
         """Digest of all of it."""
-        every = (self.federation, self.round, self.table, self.least, self.bits, self.neighbours, *self.parties)
-        return hashlib.sha256(packed(*every)).digest()
+        bound = (self.federation, self.round, self.attempt, self.table)
+        return hashlib.sha256(packed(*bound, self.least, self.bits, self.neighbours, *self.parties)).digest()
 
     @cached_property
     def graph(self) -> Graph:
@@ -139,7 +141,7 @@ class Pair:
         """A new one, or the one of a private half that was kept."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-        private = private or new_secret()
+        private = new_secret() if private is None else private
         return Pair(private, X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw())
 
     def shared(self, other: bytes) -> bytes:
@@ -269,6 +271,12 @@ def arrived(terms: SumTerms, uploads: Collection[int], spare: int = SPARE) -> tu
 def letters_to(reader: int, letters: Mapping[int, Mapping[int, bytes]], here: Collection[int]) -> dict[int, bytes]:
     """Of all letters, by sender and reader, those of whoever arrived to one of them."""
     return {i: letters[i][reader] for i in here if reader in letters[i]}
+
+
+def can_open(terms: SumTerms, here: Sequence[int], openings: Collection[int]) -> bool:
+    """Whether some openings are enough: of every party that arrived, as many neighbours' as open a seed."""
+    near = terms.graph
+    return all(sum(j in openings for j in near[i]) >= terms.threshold(i) for i in here)
 
 
 def opened(terms: SumTerms, masked: Words, here: Sequence[int], openings: Mapping[int, Opening]) -> I64:

@@ -242,6 +242,10 @@ class Mosaic(PrivateRelease):
             )
         return factored.first_bases(state, self.rank or RANK)
 
+    def without_validation(self) -> Mosaic:
+        """One window, and the weights as they were given."""
+        return self.model_copy(update={"auto": False})
+
     def budget_share(self, round: int) -> float:
         """Counts take little of an epsilon."""
         return private.COUNTS if round == 1 else 1 - private.COUNTS
