@@ -105,7 +105,7 @@ def fleet_of(place: Path, method: str, devices: int, rounds: int, data_dir: Path
     data = load("ml-100k", data_dir)
     drawn = keys.generator(seed=0, purpose=keys.Purpose.COHORT).permutation(len(data.users))[:devices]
     catalogue = pl.DataFrame({"item": [str(i) for i in data.items.ids]})
-    chosen = {"rounds": rounds} if "rounds" in entry(method).settings.model_fields else {}
+    chosen = {"rounds": rounds} if getattr(entry(method).settings(), "rounds", 1) > 1 else {}
     agreement = Agreement(method=method, method_settings=chosen, items=catalogue_digest(catalogue), deadline=300.0)
     histories = []
     for user in drawn:

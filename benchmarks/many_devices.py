@@ -96,7 +96,9 @@ def rounds_held(
         jobs = [pool.submit(device, node) for node in nodes]
         for number in range(1, rounds + 1):
             while len(read_lines(log)) < number:
-                if time.monotonic() > until or server.poll() is not None:
+                broken = [job.exception() for job in jobs if job.done() and job.exception()]
+                if time.monotonic() > until or server.poll() is not None or broken:
+                    print(*broken[:1], file=sys.stderr)
                     print(f"round {number} did not come: {(place / 'server.log').read_text()[-1000:]}", file=sys.stderr)
                     os._exit(1)  # the threads would knock for ever
                 time.sleep(0.02)

@@ -55,6 +55,7 @@ from fedmosaic.privacy.budget import Budget
 
 STATE = "server.safetensors"
 MANY_ROUNDS = 1 << 32  # draws of a round that is begun again are keyed apart from all rounds
+PATIENCE = 30.0  # seconds at most between two attempts at a round
 SETTLED = 1.0  # seconds without a newcomer after which a round begins, if some of its nodes are not there
 
 
@@ -149,7 +150,7 @@ class Coordinator:
                 detail = f"too few answered: a round needs {needed} {what} at least; waiting for more"
                 self.desk.refuse(number, "all", Refused("least", detail))
             again += 1
-            self.sleep(1.0)
+            self.sleep(min(2.0 ** min(abandoned, 10), PATIENCE))
         self._commit(outcome.state, number)
         tally = outcome.tally
         line = {

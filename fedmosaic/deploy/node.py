@@ -53,7 +53,7 @@ class Node:
     """What runs on a device or in a silo. say: where its owner is told what happens."""
 
     def __init__(self, place: str | Path, say: Say = lambda _: None) -> None:
-        self.place, self.say = Path(place), say
+        self.place, self.say, self.told = Path(place), say, dict[str, Any]()
         self.agreement = Agreement.read(self.place)
         self.work: Work = work_of(self.agreement)
         if isinstance(self.work, LearntWork):
@@ -274,6 +274,9 @@ class Node:
         self._tell(line)
 
     def _tell(self, line: dict[str, Any]) -> None:
+        if line["event"] == "refused" and line == self.told:
+            return  # a server that asks for it again and again fills no disk
+        self.told = line
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **line}
         with suppress(RunError):  # a full disk is told in the answer
             append_line(self.place / LOG, line)

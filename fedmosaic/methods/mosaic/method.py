@@ -102,6 +102,13 @@ class Mosaic(PrivateRelease):
         "all have the weights that suit most; 4 are enough",
     )
     most: int = Field(default=400, ge=2, description="items that predict others under an epsilon")
+    now: float | None = Field(
+        default=None,
+        description="time of the last event, in the unit of the data; not said: read off them, if they are in one place",
+    )
+    span: float | None = Field(
+        default=None, gt=0, description="how far back from then the data go: what is recent is a tenth of it"
+    )
     auto: bool = Field(default=True, description="choose window, taste, soft and trend, where not given, by validation")
 
     @model_validator(mode="before")
@@ -142,7 +149,7 @@ class Mosaic(PrivateRelease):
             "inputs": np.full(n_items, -1, np.int32),
             "events": np.zeros(n_items),
             "recent": np.zeros(n_items, np.float32),
-            "clock": np.zeros(2),
+            "clock": np.array([self.now or 0.0, self.span or 0.0]),  # when now is, and how far back the data go
             "windows": np.array(self._windows),  # of every candidate
             "vectors": np.zeros((0, 0), np.float32),  # of items, that features read
             "lifted": np.zeros((0, n_items), np.float32),  # weights of features, of the last candidate
@@ -170,10 +177,11 @@ class Mosaic(PrivateRelease):
         return self._candidates("window", WINDOWS)
 
     def start(self, data: TrainingSet, seed: int) -> State:
-        """Before the first sum: when now is, and how far back the data go; a federation agrees on both."""
+        """Before the first sum: when now is, and how far back the data go. Devices agree on both (`now`, `span`)."""
         state = dict(self.init(data.n_items, seed))
         if data.times is not None and data.times.size and self.epsilon is None:  # else it would be published
-            state["clock"] = np.array([data.times.max(), max(data.times.max() - data.times.min(), 1)], np.float64)
+            now = data.times.max() if self.now is None else self.now
+            state["clock"] = np.array([now, self.span or max(now - data.times.min(), 1)], np.float64)
         return state
 
     def done(self, state: State) -> bool:
