@@ -104,7 +104,7 @@ class Mosaic(PrivateRelease):
     most: int = Field(default=400, ge=2, description="items that predict others under an epsilon")
     now: float | None = Field(
         default=None,
-        description="time of the last event, in the unit of the data; not said: read off them, if they are in one place",
+        description="time of the last event, in the unit of the data; not said: read off them, if all are here",
     )
     span: float | None = Field(
         default=None, gt=0, description="how far back from then the data go: what is recent is a tenth of it"
