@@ -40,6 +40,7 @@ from fedmosaic.testing import free_port
 
 LONGEST = 900.0  # seconds that all of it may take
 IDLE = 20.0  # seconds in which nothing happens
+CALLS = 1000  # that carry nothing
 
 
 def prepared(place: Path, agreement: Agreement, histories: list[dict[str, Any]], catalogue: pl.DataFrame) -> list[Node]:
@@ -142,6 +143,16 @@ def megabytes(pid: int) -> float:
     return 0.0
 
 
+def a_call(node: Node, server: subprocess.Popen[bytes]) -> tuple[float, float]:
+    """CPU seconds of the server, and of a node, for a call that carries nothing: what Flower's protocol costs here."""
+    with line_of(node) as line:
+        line.join()
+        before, mine = cpu(server.pid), time.process_time()
+        for _ in range(CALLS):
+            line.join()
+        return (cpu(server.pid) - before) / CALLS, (time.process_time() - mine) / CALLS
+
+
 def measured(place: Path, nodes: list[Node], rounds: int) -> dict[str, Any]:
     """All rounds, and then a pause in which nobody has anything to do."""
     threading.stack_size(1 << 20)
@@ -154,7 +165,7 @@ def measured(place: Path, nodes: list[Node], rounds: int) -> dict[str, Any]:
             mine.append(time.process_time())
             print(f"round {line['round']}: {line}", file=sys.stderr, flush=True)
         largest, over = megabytes(server.pid), time.monotonic() - begun
-        waiting = idle(nodes, server)
+        waiting, call = idle(nodes, server), a_call(nodes[0], server)
     later = lines[1:] or lines
     answers = sum(line["nodes"] for line in lines)
     return {
@@ -169,6 +180,7 @@ def measured(place: Path, nodes: list[Node], rounds: int) -> dict[str, Any]:
         "clients of a round, at least": min(line["clients"] for line in lines),
         "refused": sum(line["refused"] for line in lines), "seconds in all": over,
         "idle, server: CPU ms a second": 1000 * waiting[0], "idle, a device: CPU ms a second": 1000 * waiting[1],
+        "a call, server: CPU ms": 1000 * call[0], "a call, a device: CPU ms": 1000 * call[1],
     }  # fmt: skip
 
 
