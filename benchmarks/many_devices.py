@@ -32,7 +32,7 @@ from fedmosaic.deploy import fleet
 from fedmosaic.deploy.admission import asked
 from fedmosaic.deploy.agreement import Agreement, catalogue_digest
 from fedmosaic.deploy.attend import answer_tasks
-from fedmosaic.deploy.flower import FleetLine
+from fedmosaic.deploy.flower import AwayError, FleetLine
 from fedmosaic.deploy.history import take_history
 from fedmosaic.deploy.keys import CA, NODE_KEY
 from fedmosaic.deploy.node import Node
@@ -108,14 +108,23 @@ def rounds_held(
             job.result(until - time.monotonic())
 
 
+def joined(line: FleetLine) -> None:
+    """The gate holds few lines of one address that have shown no key yet, and all of these come from one."""
+    while True:
+        try:
+            return line.join()
+        except AwayError:
+            time.sleep(0.5)
+
+
 def idle(nodes: list[Node], server: subprocess.Popen[bytes]) -> tuple[float, float]:
     """CPU seconds of the server, and of each node, in a second in which all only wait for messages."""
     ready, over = threading.Barrier(len(nodes) + 1), threading.Event()
 
     def waiting(node: Node) -> None:
         with line_of(node) as line:
-            line.join()
-            ready.wait()
+            joined(line)
+            ready.wait(LONGEST)
             while not over.is_set():
                 line.receive()
 
