@@ -7,7 +7,7 @@ loopback; all settings are the defaults of a deployment. What a device hands to 
 body. Of it are said:
 
     kinds       what answers hold besides names and numbers of the protocol; "plain" if it is not masked
-    sizes       how many lengths a device's bytes of a round have, and how they go with the length of its history
+    sizes       how many lengths answers to one question have; r: how a device's bytes go with its history's length
     looks       bits of a byte of the masked numbers that a compressor needs, of 8
     F1, AUC     `direction` and `norm` of `fedmosaic audit` on the masked numbers, beside guessing what is popular
 """
@@ -41,7 +41,7 @@ from fedmosaic.deploy.admission import asked
 from fedmosaic.deploy.agreement import Agreement, catalogue_digest
 from fedmosaic.deploy.flower import CALLS, KEY_HEADER, public_pem
 from fedmosaic.deploy.node import Node
-from fedmosaic.deploy.protocol import TaskMessage, UpdateMessage, kind_of
+from fedmosaic.deploy.protocol import OpeningMessage, TaskMessage, UpdateMessage, kind_of
 from fedmosaic.deploy.work import LearntWork
 from fedmosaic.engines.secure import unflat
 from fedmosaic.methods.closed_form import as_statistics
@@ -128,7 +128,7 @@ def rows_of(node: Node, task: bytes, vector: npt.NDArray[Any]) -> F64:
 
 def looked_at(nodes: list[Node], seen: dict[str, Captured], told: dict[str, list[bytes]]) -> dict[str, Any]:
     """What the bytes of all devices tell."""
-    kinds, sizes, bits = set[str](), defaultdict[str, set[int]](set), list[float]()
+    kinds, sizes, bits = set[str](), defaultdict[tuple[str, int, str], set[int]](set), list[float]()
     guesses, truths = defaultdict[str, list[F64]](list), list[npt.NDArray[Any]]()
     totals, lengths = list[int](), list[int]()
     by_key = {key: heard for key, heard in seen.items() if heard.orders}
@@ -139,14 +139,15 @@ def looked_at(nodes: list[Node], seen: dict[str, Captured], told: dict[str, list
         for task, answer in zip(told[node.place.name], heard.answers(), strict=True):
             if kind_of(answer) == "opening":
                 kinds |= {"shares of seeds"}
-                sizes["opening"].add(len(answer))
+                opening = OpeningMessage.decode(answer)
+                sizes["opening", opening.round, opening.attempt].add(len(answer))
                 continue
             update = UpdateMessage.decode(answer)
             if not update.tensors:
                 continue
             kinds |= {"masked numbers", "sealed letters"} if set(update.tensors) == {"masked", "letters"} else {"plain"}
-            sizes[f"round {update.round}"].add(len(answer))
-            raw = update.tensors["masked"].tobytes()
+            sizes["update", update.round, update.attempt].add(len(answer))
+            raw = update.tensors["masked"].tobytes()[: 1 << 20]
             bits.append(8 * len(zlib.compress(raw, 9)) / len(raw))
             table = rows_of(node, task, update.tensors["masked"])
             guesses["direction"].append(direction(table))
@@ -184,6 +185,7 @@ def main() -> None:
                 for line in rounds_held(Path(folder), nodes, server, min(nodes[0].work.rounds, options.rounds)):
                     print(method, line, file=sys.stderr, flush=True)
             results.append(looked_at(nodes, seen, told))
+            print(results[-1], file=sys.stderr, flush=True)
             seen.clear()
     if options.json:
         print(json.dumps(results))
