@@ -91,7 +91,13 @@ def main() -> None:
                 settings = settings_of(method, name, epsilon, args.seeds)
                 if time.monotonic() - begun < args.seconds:
                     run_study(
-                        settings, args.runs, workers=1, data_dir=args.data_dir, largest=LARGEST, ledger=ledger, tell=said
+                        settings,
+                        args.runs,
+                        workers=1,
+                        data_dir=args.data_dir,
+                        largest=LARGEST,
+                        ledger=ledger,
+                        tell=said,
                     )
                 done = [ledger.records[s.key()] for s in settings if s.key() in ledger.records]
                 if len(done) == len(settings):
@@ -100,7 +106,11 @@ def main() -> None:
         found = Table(f"{name}, {args.seeds} seeds", HEADS, tuple(rows))
         found.show()
         if args.out is not None:
-            put(args.out, name, f"`python benchmarks/epsilon.py --data {name}`, {args.seeds} seeds:\n\n{found.markdown()}")
+            put(
+                args.out,
+                name,
+                f"`python benchmarks/epsilon.py --data {name}`, {args.seeds} seeds:\n\n{found.markdown()}",
+            )
 
 
 if __name__ == "__main__":

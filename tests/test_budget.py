@@ -60,7 +60,7 @@ def test_a_round_has_the_noise_that_was_promised(trust: str, share: float, data:
     quiet, _, _ = plain.advance(data, state, 1, 0)
     found = (noisy.server.params["item"] - quiet.server.params["item"]) * data.n_clients
     assert federation.budget is not None
-    assert found.std() == pytest.approx(federation.budget.deviation * sqrt(share), rel=0.15)
+    assert found.std() == pytest.approx(federation.budget.multiplier * sqrt(share), rel=0.15)
     again, _, _ = federation.advance(data, state, 2, 0)
     other = (again.server.params["item"] - plain.advance(data, state, 2, 0)[0].server.params["item"]) * data.n_clients
     assert abs(np.corrcoef(found.ravel(), other.ravel())[0, 1]) < 0.3  # another round, other noise
@@ -158,7 +158,7 @@ def test_canaries_stay_below_the_claim() -> None:
 
     The noise is the library's own; the guess is whether the canary's number, summed over the rounds, is beyond an edge.
     """
-    runs, budget = 1000, Budget(1.0, 1e-5, 1.0, 4, 1.0, "server")
+    runs, clip, budget = 1000, 1.0, Budget(1.0, 1e-5, 1.0, 4, 1.0, "server")
     noise = budget.noise(1)
 
     def released(run: int, canary: float) -> float:
@@ -169,7 +169,7 @@ def test_canaries_stay_below_the_claim() -> None:
             found += total[0] / SCALE
         return found
 
-    seen = np.array([released(run, budget.clip) for run in range(runs)])
+    seen = np.array([released(run, clip) for run in range(runs)])
     unseen = np.array([released(runs + run, 0.0) for run in range(runs)])
     slack, lower = 3 * sqrt(0.25 / runs), 0.0
     for edge in np.linspace(-30, 30, 121):

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmosaic.algorithm.local import SGD, Context, Schedule, StepRule, value_of
 from fedmosaic.algorithm.parameters import F32, Axis, Spec
-from fedmosaic.algorithm.reduction import REDUCTIONS, Reduction
+from fedmosaic.algorithm.reduction import REDUCTIONS, Mean, Reduction
 from fedmosaic.algorithm.upload import Upload, UploadSum
 from fedmosaic.core.errors import one_of
 
@@ -64,6 +64,9 @@ class Server:
             changes = np.stack([upload.decode(spec, part.total(spec.name, value), ctx) for part in total.parts])
         else:
             changes = upload.decode(spec, total.total(spec.name, value), ctx)
+        if spec.name in upload.steering:  # the bounds of a reduction that looks at uploads hold for it, too
+            mean = self.reduction if self.reduction.each else Mean()
+            return upload.steering[spec.name].moved(value, mean(spec, changes, total)), memory
         counted = replace(total, clients=total.examples) if self.weights == "size" else total
         change = self.reduction(spec, changes, counted)
         gradient = _rows(change if upload.kind == "gradient" else -change).astype(np.float32)

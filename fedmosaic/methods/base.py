@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
@@ -25,8 +26,9 @@ from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.choice import check_engine
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.secure import SecureTeam, check_adds_up
-from fedmosaic.privacy.budget import Budget, Trust, bounded
-from fedmosaic.privacy.noise import clipped, rows_clipped
+from fedmosaic.privacy.adaptive_clip import AdaptiveClip
+from fedmosaic.privacy.budget import Budget, Trust, bounded, bounded_by
+from fedmosaic.privacy.noise import rows_clipped
 from fedmosaic.training.method import Method
 
 S = TypeVar("S", bound=BaseModel)
@@ -94,8 +96,16 @@ class FederatedSettings(RoundSettings):
         default=None, gt=0, description="privacy of a user's whole history over all rounds; none: no bound, no noise"
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="chance that epsilon leaves open")
-    upload_clip: float | None = Field(
-        default=None, gt=0, description="largest norm of what a client sends; none: no bound, and 1 with an epsilon"
+    upload_clip: float | Literal["adaptive"] | None = Field(
+        default=None,
+        description="largest norm of what a client sends; adaptive: a private quantile of all norms; none: no bound, "
+        "and 1 with an epsilon",
+    )
+    clip_quantile: float | None = Field(
+        default=None, gt=0, lt=1, description="of upload_clip=adaptive: share of clients within it; none: a half"
+    )
+    clip_start: float | None = Field(
+        default=None, gt=0, description="of upload_clip=adaptive: the bound of the first round; none: 1"
     )
     row_clip: float | None = Field(
         default=None, gt=0, description="largest norm of an item's row in what a client sends; none: no bound"
@@ -108,9 +118,34 @@ class FederatedSettings(RoundSettings):
     def _shares_are_masked(self) -> FederatedSettings:
         if self.epsilon is not None and self.trust == "devices" and not self.secure:
             raise ValueError("trust=devices: a share of the noise protects nobody alone; give secure=true, too")
-        if self.secure and self.secure_bits == 32 and self.upload_clip is None:
-            raise ValueError("secure_bits=32: without a bound on what is sent a sum might not fit; give upload_clip")
+        if self.secure and self.secure_bits == 32 and not isinstance(self.upload_clip, float):
+            raise ValueError(
+                "secure_bits=32: without a bound on what is sent that is known before, a sum might not fit; give "
+                "upload_clip a number"
+            )
+        if self.upload_clip != "adaptive" and (self.clip_quantile or self.clip_start):
+            raise ValueError("clip_quantile and clip_start are of a bound that follows; give upload_clip=adaptive")
         return self
+
+    @field_validator("upload_clip", mode="before")
+    @classmethod
+    def _number_or_adaptive(cls, value: Any) -> Any:
+        if value in (None, "adaptive"):
+            return value
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            found = 0.0
+        if not 0 < found < inf:
+            raise ValueError("a number above 0, or adaptive")
+        return found
+
+    @property
+    def bound(self) -> float | AdaptiveClip | None:
+        """On what a client sends."""
+        if self.upload_clip == "adaptive":
+            return AdaptiveClip(self.clip_start or 1.0, self.clip_quantile or 0.5)
+        return self.upload_clip
 
     @field_validator("engine")
     @classmethod
@@ -203,11 +238,11 @@ def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -
         whole = rows_clipped(s.row_clip)(whole)
     budget = None
     if s.epsilon is not None:
-        budget = Budget(s.epsilon, s.delta, s.upload_clip or 1.0, s.rounds, s.participation, s.trust)
+        budget = Budget(s.epsilon, s.delta, s.bound or 1.0, s.rounds, s.participation, s.trust)
         whole = bounded(budget)(whole)
-    elif s.upload_clip is not None:
-        whole = clipped(s.upload_clip)(whole)
-    team = SecureTeam(s.secure_bits, s.upload_clip) if s.secure else None
+    elif s.bound is not None:
+        whole = bounded_by(s.bound)(whole)
+    team = SecureTeam(s.secure_bits, s.upload_clip if isinstance(s.upload_clip, float) else None) if s.secure else None
     if team is not None:
         check_adds_up(whole)
     return Federation(whole, s.rounds, s.participation, engine=s.engine, team=team, budget=budget)

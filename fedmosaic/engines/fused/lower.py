@@ -94,6 +94,8 @@ def _common(algorithm: Algorithm) -> Fields:
         raise Unfit("clients weigh by their size")
     if algorithm.server.reduction.each:
         raise Unfit("its server must see every upload by itself")
+    if algorithm.upload.steering:
+        raise Unfit(f"its uploads carry {', '.join(algorithm.upload.steering)} of their own")
     return taken
 
 
