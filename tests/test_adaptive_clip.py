@@ -56,14 +56,15 @@ def norms(federation: Federation, data: TrainingSet, state: FederationState) -> 
 
 
 @pytest.mark.parametrize(
-    ("method", "reduce"), [(m, r) for m in ALL for r in ("mean", "bounded") if (m, r) != ("fedrap", "bounded")]
+    ("method", "reduce", "engine"),
+    [(m, r, "simulate") for m in ALL for r in ("mean", "bounded") if (m, r) != ("fedrap", "bounded")]
+    + [("fedmf", "mean", "fused"), ("pfedrec", "mean", "fused")],
 )
-def test_a_bound_that_stands_still_is_a_fixed_one(method: str, reduce: str, data: TrainingSet) -> None:
+def test_a_bound_that_stands_still_is_a_fixed_one(method: str, reduce: str, engine: str, data: TrainingSet) -> None:
     """The same bits of every parameter, though each device sends one number more."""
-    start = 0.37
+    start, given = 0.37, {"rounds": 3, "dim": 8, "reduce": reduce, "engine": engine}
     still = bounded_by(AdaptiveClip(start=start, rate=0.0))
-    plain = entry(method).build({"rounds": 3, "dim": 8, "reduce": reduce})
-    fixed = entry(method).build({"rounds": 3, "dim": 8, "reduce": reduce, "upload_clip": start, "engine": "simulate"})
+    plain, fixed = entry(method).build(given), entry(method).build({**given, "upload_clip": start})
     following = replace(plain, algorithm=still(plain.algorithm))
     one, other = trained(fixed, data, 3).pack(), trained(following, data, 3).pack()
     assert all(NAME in name for name in set(other) - set(one))
@@ -77,7 +78,7 @@ def test_the_bound_comes_to_the_quantile(method: str, data: TrainingSet) -> None
     for start, quantile in ((1e-3, 0.5), (10.0, 0.8)):
         federation = built(method, rounds=60, clip_start=start, clip_quantile=quantile)
         state = trained(federation, data, 60)
-        bound = AdaptiveClip(start).bound(state.server.params)
+        bound = AdaptiveClip(start).bound_of(state.server.params)
         assert bound == pytest.approx(np.quantile(norms(federation, data, state), quantile), rel=0.2)
 
 
@@ -85,7 +86,7 @@ def test_the_bound_comes_to_the_quantile(method: str, data: TrainingSet) -> None
 def test_no_upload_is_larger_than_the_bound_of_its_round(method: str, data: TrainingSet) -> None:
     federation = replace(built(method, epsilon=4.0), budget=None)
     state = trained(federation, data, 3)
-    bound = AdaptiveClip().bound(state.server.params)
+    bound = AdaptiveClip().bound_of(state.server.params)
     ctx = Context(4, 0, data.n_items, data.n_clients)
     for client in range(8):
         _, done = federation.contribute(data, state, ctx, np.array([client]))
@@ -117,7 +118,7 @@ def test_a_round_has_noise_for_the_bound_it_began_with(trust: str, data: Trainin
     plain, _, _ = quiet.advance(data, state, 3, 0)
     found = (noisy.server.params["item"] - plain.server.params["item"]) * data.n_clients
     assert federation.budget is not None
-    bound = AdaptiveClip(3.0).bound(state.server.params)
+    bound = AdaptiveClip(3.0).bound_of(state.server.params)
     assert bound != pytest.approx(3.0, rel=0.1)
     wanted = federation.budget.multiplier * bound / sqrt(1 - SHARE) * (1.0 if trust == "server" else sqrt(1.5))
     assert found.std() == pytest.approx(wanted, rel=0.15)

@@ -27,6 +27,7 @@ from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import F32, Axis, Init, Role, Spec
 from fedmosaic.algorithm.upload import F64, I64, Parcel
+from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.privacy.noise import AddedNoise, OneSided, joint_norms, scaled_to
 
 NAME = "upload_clip"  # of the parameter: log (C / start)
@@ -55,22 +56,35 @@ class AdaptiveClip(OneSided):
         """How much one client moves the sum of wishes at the most."""
         return self.rate * max(self.quantile, 1 - self.quantile)
 
-    def bound(self, params: Mapping[str, Any]) -> float:
+    def bound_of(self, params: Mapping[str, Any]) -> float:
         """C, as everybody is told it.
 
-        >>> AdaptiveClip(start=2.0).bound({"upload_clip": np.zeros(1, np.float32)})
+        >>> AdaptiveClip(start=2.0).bound_of({"upload_clip": np.zeros(1, np.float32)})
         2.0
         """
         return self.start * exp(float(params[NAME][0]))
 
     def encode(self, parcel: Parcel) -> Parcel:
         """Scale a client's changes down to C, and say whether they were within it."""
-        bound = self.bound({NAME: parcel.before[NAME][0]})  # everybody has been sent the same
+        bound = self.bound_of({NAME: parcel.before[NAME][0]})  # everybody has been sent the same
         rest = replace(parcel, changes={n: v for n, v in parcel.changes.items() if n != NAME})
         norms = joint_norms(rest)
-        wishes = (-self.rate * ((norms <= bound) - self.quantile)).astype(np.float32)
+        wishes = self.wishes(norms, bound)
         changes = {**scaled_to(bound, norms, rest).changes, NAME: wishes[parcel.owners[NAME]][:, None]}
         return replace(parcel, changes={n: changes[n] for n in parcel.changes})
+
+    def wishes(self, norms: F64, bound: float) -> F32:
+        """By how much clients whose uploads have these norms would have log C changed."""
+        return np.asarray(-self.rate * ((norms <= bound) - self.quantile), dtype=np.float32)
+
+    def summed_wishes(self, norms: F64, params: Mapping[str, Any]) -> I64:
+        """Their sum in fixed point.
+
+        >>> AdaptiveClip().summed_wishes(np.array([0.5, 2.0, 3.0]), {"upload_clip": np.zeros(1)}) / SCALE
+        array([0.25])
+        """
+        wishes = self.wishes(norms, self.bound_of(params)).astype(np.float64)
+        return np.asarray(np.floor(wishes * SCALE + 0.5).astype(np.int64).sum(keepdims=True))
 
     def moved(self, value: F32, change: F64) -> F32:
         """log C after a round. change: the mean of wishes, with its noise.

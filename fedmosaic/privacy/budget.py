@@ -106,7 +106,7 @@ class Budget:
 
     def at(self, params: Mapping[str, Any]) -> Budget:
         """The budget in a round that begins with these parameters."""
-        return replace(self, bound=self.clip.bound(params)) if isinstance(self.clip, AdaptiveClip) else self
+        return replace(self, bound=self.clip.bound_of(params)) if isinstance(self.clip, AdaptiveClip) else self
 
     def check_enough(self, clients: int, expected: int) -> None:
         """Refuse to open a sum whose shares of the noise are too few."""
