@@ -92,6 +92,13 @@ class FederatedSettings(RoundSettings):
         default=64, description="of a masked number; 32 halves what is sent and rounds it, and needs upload_clip"
     )
 
+    groups: int | None = Field(
+        default=None,
+        ge=1,
+        description="with secure=true and reduce=bounded, trimmed-mean or median: clients are summed in so many "
+        "groups, the same in all rounds, and the server sees every group's sum",
+    )
+
     epsilon: float | None = Field(
         default=None, gt=0, description="privacy of a user's whole history over all rounds; none: no bound, no noise"
     )
@@ -122,6 +129,11 @@ class FederatedSettings(RoundSettings):
             raise ValueError(
                 "secure_bits=32: without a bound on what is sent that is known before, a sum might not fit; give "
                 "upload_clip a number"
+            )
+        if self.groups is not None and (not self.secure or self.participation < 1):
+            raise ValueError(
+                "groups= are of a secure sum in which all clients take part in every round, or sums over others of a "
+                "group would tell its clients apart; give secure=true and participation=1"
             )
         if self.upload_clip != "adaptive" and (self.clip_quantile or self.clip_start):
             raise ValueError("clip_quantile and clip_start are of a bound that follows; give upload_clip=adaptive")
@@ -242,9 +254,10 @@ def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -
         whole = bounded(budget)(whole)
     elif s.bound is not None:
         whole = bounded_by(s.bound)(whole)
-    team = SecureTeam(s.secure_bits, s.upload_clip if isinstance(s.upload_clip, float) else None) if s.secure else None
-    if team is not None:
-        check_adds_up(whole)
+    team = None
+    if s.secure:
+        team = SecureTeam(s.secure_bits, s.upload_clip if isinstance(s.upload_clip, float) else None, s.groups)
+        check_adds_up(whole, s.groups)
     return Federation(whole, s.rounds, s.participation, engine=s.engine, team=team, budget=budget)
 
 
