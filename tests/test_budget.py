@@ -19,7 +19,8 @@ from fedmosaic.data.negatives import training_set
 from fedmosaic.data.synthetic import synthetic
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.federation import Federation
-from fedmosaic.methods.registry import entry
+from fedmosaic.methods.base import WITH_EPSILON
+from fedmosaic.methods.registry import entries, entry
 from fedmosaic.privacy.budget import Budget, BudgetSpentError, multiplier, spent
 from fedmosaic.privacy.secure_sum import TooFewError
 from fedmosaic.runs.run import start
@@ -107,6 +108,19 @@ def test_what_cannot_have_an_epsilon_says_why() -> None:
     ):
         with pytest.raises(SettingsError, match=why):
             built("fedmf", **given)
+
+
+def test_every_method_has_an_epsilon_or_says_why_not() -> None:
+    """Nobody takes `epsilon=` in silence; what a refusal names has one."""
+    for one in entries():
+        try:
+            assert one.build({"epsilon": 4.0}).promise is not None, one.name
+        except SettingsError as error:
+            assert one.name not in WITH_EPSILON
+            assert "has no epsilon: " in str(error) or "rows averaged over their senders" in str(error), error
+    for name in ("ials", "fcf", "fedcia", "metamf", "gpfedrec", "fedpergnn", "mf", "sasrec"):
+        with pytest.raises(SettingsError, match=rf"method {name} has no epsilon: .*Methods with one: popularity, "):
+            Settings.make(name, "ml-100k", {"epsilon": "1"})
 
 
 def test_the_multiplier_spends_what_it_may_and_little_less() -> None:

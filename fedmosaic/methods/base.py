@@ -33,6 +33,9 @@ from fedmosaic.training.method import Method
 
 S = TypeVar("S", bound=BaseModel)
 FULL_BATCH = 1 << 30
+WITH_EPSILON = (  # that a refusal names; variants of them have one, too
+    "popularity", "itemknn", "ease", "mosaic", "fedmf", "pfedrec", "fedncf", "fedrecon", "fedrap", "fedrecgel", "colr",
+)  # fmt: skip
 
 
 class MethodSettings(BaseModel):
@@ -42,6 +45,9 @@ class MethodSettings(BaseModel):
 
     RENAMED: ClassVar[Mapping[str, str]] = {}  # old name -> new name
     DROPPED: ClassVar[Mapping[str, Any]] = {}  # settings that have gone, and the value they always had
+    NO_EPSILON: ClassVar[str] = (
+        "what one user changes in the messages of its devices is not bounded"  # why; "": has one
+    )
 
     @classmethod
     def modern(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +74,8 @@ class RoundSettings(CohortSettings):
 
 class FederatedSettings(RoundSettings):
     """Settings of every federated method."""
+
+    NO_EPSILON: ClassVar[str] = ""
 
     engine: str = Field(default="auto", description="auto, fused, simulate or loop; changes speed, not numbers")
     loss: Literal["pointwise", "pairwise"] = Field(
@@ -209,7 +217,10 @@ def validated(model: type[S], values: Mapping[str, Any], owner: str) -> S:
 
 
 def renamed(model: type[MethodSettings], values: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Settings under their new names, with a warning for each old one."""
+    """Settings under their new names, with a warning for each old one; an epsilon that nothing keeps is refused."""
+    if model.NO_EPSILON and values.get("epsilon") is not None:
+        known = ", ".join(WITH_EPSILON)
+        raise SettingsError(f"{owner} has no epsilon: {model.NO_EPSILON}. Methods with one: {known}")
     for old, new in model.RENAMED.items():
         if old in values and old not in model.model_fields:
             if new in values:
