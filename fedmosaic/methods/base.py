@@ -45,9 +45,7 @@ class MethodSettings(BaseModel):
 
     RENAMED: ClassVar[Mapping[str, str]] = {}  # old name -> new name
     DROPPED: ClassVar[Mapping[str, Any]] = {}  # settings that have gone, and the value they always had
-    NO_EPSILON: ClassVar[str] = (
-        "what one user changes in the messages of its devices is not bounded"  # why; "": has one
-    )
+    NO_EPSILON: ClassVar[str] = "nothing bounds what one user changes"  # why there is none; empty: there is one
 
     @classmethod
     def modern(cls, given: Mapping[str, Any]) -> dict[str, Any]:
