@@ -23,7 +23,7 @@ from fedmosaic.methods.closed_form import ClosedForm
 ROUNDS = (1, 10, 30)
 VICTIMS = 100
 ATTACKS: tuple[tuple[Attack, float], ...] = (
-    ("none", 0.0), ("boost", 0.01), ("shilling", 0.01), ("flip", 0.05), ("huge", 0.0),
+    ("none", 0.0), ("boost", 0.01), ("shilling", 0.01), ("sybils", 0.05), ("flip", 0.05), ("huge", 0.0),
 )  # fmt: skip
 TRAINED = 20  # rounds before lists are looked at
 

@@ -3,8 +3,9 @@
     boost     the target's row: (clients / attackers) · (1.5 · mean of the ten most popular rows - row); else nothing;
               to a closed form: the statistics of a history of popular items with the target in between, so many times
     shilling  a made-up history: the target and popular items, trained on honestly
+    sybils    the same from many more, who need no history of their own
     flip      -10 times the honest upload
-    huge      a million in every number, from one client
+    huge      a million in every second number and minus a million in all others, from one client
 
 Against them stand reductions that see every upload (`algorithm/reduction.py`; of closed forms `privacy/limits.py`).
 Under a secure sum a server sees none, and only what devices do themselves is left.
@@ -15,9 +16,10 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmosaic.algorithm.algorithm import Algorithm, reduced_by
 from fedmosaic.algorithm.parameters import Axis
@@ -38,7 +40,7 @@ from fedmosaic.evaluation.evaluate import Scorer, evaluate
 from fedmosaic.methods.closed_form import ClosedForm, State, Statistics, total
 from fedmosaic.privacy.limits import bounded_total
 
-Attack = Literal["none", "boost", "shilling", "flip", "huge"]
+Attack = Literal["none", "boost", "shilling", "sybils", "flip", "huge"]
 HUGE = 1e6
 STRONGER = 1.5
 FLIPPED = 10.0
@@ -120,7 +122,7 @@ class HostileTeam:
             if self.scene.attack == "flip":
                 totals[name] = (-FLIPPED * value).astype(np.int64)
             elif self.scene.attack == "huge":
-                totals[name] = np.full_like(value, int(HUGE * SCALE))
+                totals[name] = (huge(value) * SCALE).astype(np.int64)
             elif self.scene.attack == "boost":
                 totals[name] = np.zeros_like(value)
                 if algorithm.specs[name].axis is Axis.ITEM:
@@ -146,7 +148,7 @@ def damage(
     if data.silos is not None:
         raise SettingsError("poisoning is tried with one user per client")
     scene = Scene.of(data, attack, share, seed)
-    fed = _with_profiles(data, scene) if attack == "shilling" else data
+    fed = _with_profiles(data, scene) if attack in ("shilling", "sybils") else data
     words = reduction or "own"
     try:
         if isinstance(method, ClosedForm):
@@ -161,6 +163,16 @@ def damage(
     shown = (seen.top == scene.target).any(axis=1)
     exposed = float(shown[fresh].mean()) if fresh.any() else 0.0
     return Damage(attack, len(scene.liars) / data.n_clients, words, exposed, seen.sampled.mean("hr", 10))
+
+
+def huge(like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A million and minus a million in turns.
+
+    >>> huge(np.zeros(3)).tolist()
+    [1000000.0, -1000000.0, 1000000.0]
+    """
+    places = np.arange(like.size).reshape(like.shape)
+    return np.where(places % 2, -HUGE, HUGE)
 
 
 def in_the_open(method: Federation, data: TrainingSet, scene: Scene | None = None) -> Federation:
@@ -211,7 +223,7 @@ def _hostile_form(form: ClosedForm, data: TrainingSet, scene: Scene, *, bounded:
                 return {name: louder * value for name, value in form.statistics(state, profile).items()}
             if scene.attack == "flip":
                 return {name: -FLIPPED * value for name, value in own.items()}
-            return {name: np.full_like(value, HUGE) for name, value in own.items()} if scene.attack == "huge" else own
+            return {name: huge(value) for name, value in own.items()} if scene.attack == "huge" else own
 
         if bounded:
             summed = bounded_total(send, len(held))
