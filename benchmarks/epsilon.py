@@ -8,8 +8,8 @@ round. The rows without one are the methods with their own settings. Strict pool
 input=train; mean and deviation over seeds.
 
 Finished runs are kept in DIR, with a ledger beside them, and are not run again; one that was cut goes on. With
-`--seconds N` no further method is begun after so long, and rows without finished runs are left out of the table. A file
-that has the marks `<!-- epsilon DATA -->` and `<!-- end -->` gets each table between them; another one is written anew.
+`--seconds N` nothing further is begun after so long; the table then has what is finished, and says how many seeds. A
+file that has the marks `<!-- epsilon DATA -->` and `<!-- end -->` gets each table between them, another one at its end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGEST = 1 << 20  # bytes of a trained state that is kept
 LEARNT = {"preset": "scale-free", "reduce": "mean", "dim": 8, "negatives": 8, "local_epochs": 3, "item_rate": 3.0}
 ROUNDS: dict[str, Any] = {**LEARNT, "upload_clip": 0.03, "rounds": 100, "evaluate_every": 100}
 METHODS: dict[str, dict[str, Any]] = {"popularity": {}, "ease": {}, "mosaic": {}, "fedmf": ROUNDS, "pfedrec": ROUNDS}
-HEADS = ("method", "epsilon", "full HR@10 / NDCG@10", "1+99")
+HEADS = ("method", "epsilon", "seeds", "full HR@10 / NDCG@10", "1+99")
 
 
 def settings_of(method: str, data: str, epsilon: float | None, seeds: int) -> list[Settings]:
@@ -48,7 +48,7 @@ def row(method: str, epsilon: float | None, records: list[Record]) -> tuple[str,
     words = "none, no bounds" if epsilon is None else f"{epsilon:g}"
     tests = [record.summary["test"] for record in records]
     cells = [[(100 * t[part]["hr@10"], 100 * t[part]["ndcg@10"]) for t in tests] for part in ("full", "sampled")]
-    return (method, words, *map(_cell, cells))
+    return (method, words, str(len(records)), *map(_cell, cells))
 
 
 def _cell(values: list[tuple[float, float]]) -> str:
@@ -103,7 +103,7 @@ def main() -> None:
                         tell=said,
                     )
                 done = [ledger.records[s.key()] for s in settings if s.key() in ledger.records]
-                if len(done) == len(settings):
+                if done:
                     rows.append(row(method, epsilon, done))
                     print(*rows[-1], flush=True)
         found = Table(f"{name}, {args.seeds} seeds", HEADS, tuple(rows))
