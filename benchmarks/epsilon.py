@@ -93,27 +93,16 @@ def main() -> None:
             for epsilon in EPSILONS:
                 settings = settings_of(method, name, epsilon, args.seeds)
                 if time.monotonic() - begun < args.seconds:
-                    run_study(
-                        settings,
-                        args.runs,
-                        workers=1,
-                        data_dir=args.data_dir,
-                        largest=LARGEST,
-                        ledger=ledger,
-                        tell=said,
-                    )
+                    keep: dict[str, Any] = {"largest": LARGEST, "ledger": ledger, "tell": said}
+                    run_study(settings, args.runs, workers=1, data_dir=args.data_dir, **keep)
                 done = [ledger.records[s.key()] for s in settings if s.key() in ledger.records]
                 if done:
                     rows.append(row(method, epsilon, done))
                     print(*rows[-1], flush=True)
-        found = Table(f"{name}, {args.seeds} seeds", HEADS, tuple(rows))
+        found = Table(name, HEADS, tuple(rows))
         found.show()
         if args.out is not None:
-            put(
-                args.out,
-                name,
-                f"`python benchmarks/epsilon.py --data {name}`, {args.seeds} seeds:\n\n{found.markdown()}",
-            )
+            put(args.out, name, f"`python benchmarks/epsilon.py --data {name} -o FILE`:\n\n{found.markdown()}")
 
 
 if __name__ == "__main__":
