@@ -50,7 +50,7 @@ FILLERS = 60
 
 @dataclass(frozen=True)
 class Damage:
-    """An attack by a share of the clients: exposure of the target, and how good lists are (1 + 99).
+    """An attack by a share of the clients: exposure of the target to others, and how good lists are (1 + 99).
 
     A training that breaks shows nobody anything: both are 0.
     """
@@ -160,6 +160,7 @@ def damage(
     seen = evaluate(scorer, split, "test", candidates)
     assert seen.sampled is not None
     fresh = np.array([scene.target not in data.histories[int(user)] for user in seen.full.user])
+    fresh &= ~np.isin(seen.full.user, list(scene.liars))  # what they show themselves harms nobody
     shown = (seen.top == scene.target).any(axis=1)
     exposed = float(shown[fresh].mean()) if fresh.any() else 0.0
     return Damage(attack, len(scene.liars) / data.n_clients, words, exposed, seen.sampled.mean("hr", 10))
