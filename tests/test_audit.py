@@ -19,6 +19,7 @@ from fedmosaic.data.negatives import draw_candidates, training_set
 from fedmosaic.data.split import Split
 from fedmosaic.data.synthetic import synthetic
 from fedmosaic.methods.registry import entry
+from fedmosaic.privacy.limits import bounded_total
 
 pytest.importorskip("mpyc", reason="the audit masks with secure sums, which need the extra privacy")
 
@@ -113,6 +114,29 @@ def test_an_honest_crowd_loses_little_by_reductions() -> None:
     total, spec = UploadSum({}, np.full(3, 50), 50, 0, 0.0), Spec("item", Axis.ITEM, (2,))
     for name in ("trimmed-mean", "median", "bounded"):
         np.testing.assert_allclose(REDUCTIONS[name](spec, changes, total), changes.mean(axis=0), rtol=0.06)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_bounds_cut_honest_clients_and_refuse_none(share: float) -> None:
+    """Uploads that differ a millionfold, every client with a row of its own, and some lie: all rows still move."""
+    clients, rng = 60, np.random.default_rng(0)
+    sizes = 10 ** rng.uniform(-3, 3, clients)
+    changes = np.zeros((clients, clients, 2))
+    changes[np.arange(clients), np.arange(clients)] = sizes[:, None]
+    changes[: int(share * clients)] = 1e6
+    total, spec = UploadSum({}, np.ones(clients, np.int64), clients, 0, 0.0), Spec("item", Axis.ITEM, (2,))
+    assert (np.abs(REDUCTIONS["bounded"](spec, changes, total)).min(axis=1) > 0).all()
+    summed = bounded_total(lambda client: {"own": changes[client]}, clients)
+    assert (np.abs(summed["own"]).min(axis=1) > 0).all()
+
+
+def test_a_training_with_bounds_counts_everybody(split: Split) -> None:
+    data = training_set(split, "strict")
+    method = entry("fedmf").build({"reduce": "bounded", "rounds": 3, "dim": 4})
+    state = method.start(data, 0)
+    for number in (1, 2, 3):
+        state, record, _ = method.advance(data, state, number, 0)
+        assert record.clients == data.n_clients
 
 
 def test_reductions_run_by_name_and_hide_nothing() -> None:

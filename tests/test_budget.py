@@ -19,7 +19,8 @@ from fedmosaic.data.negatives import training_set
 from fedmosaic.data.synthetic import synthetic
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.federation import Federation
-from fedmosaic.methods.registry import entry
+from fedmosaic.methods.base import WITH_EPSILON
+from fedmosaic.methods.registry import entries, entry
 from fedmosaic.privacy.budget import Budget, BudgetSpentError, multiplier, spent
 from fedmosaic.privacy.secure_sum import TooFewError
 from fedmosaic.runs.run import start
@@ -60,7 +61,7 @@ def test_a_round_has_the_noise_that_was_promised(trust: str, share: float, data:
     quiet, _, _ = plain.advance(data, state, 1, 0)
     found = (noisy.server.params["item"] - quiet.server.params["item"]) * data.n_clients
     assert federation.budget is not None
-    assert found.std() == pytest.approx(federation.budget.deviation * sqrt(share), rel=0.15)
+    assert found.std() == pytest.approx(federation.budget.multiplier * sqrt(share), rel=0.15)
     again, _, _ = federation.advance(data, state, 2, 0)
     other = (again.server.params["item"] - plain.advance(data, state, 2, 0)[0].server.params["item"]) * data.n_clients
     assert abs(np.corrcoef(found.ravel(), other.ravel())[0, 1]) < 0.3  # another round, other noise
@@ -107,6 +108,20 @@ def test_what_cannot_have_an_epsilon_says_why() -> None:
     ):
         with pytest.raises(SettingsError, match=why):
             built("fedmf", **given)
+
+
+def test_every_method_has_an_epsilon_or_says_why_not() -> None:
+    """Nobody takes `epsilon=` in silence; what a refusal names has one."""
+    for one in entries():
+        try:
+            promise, why = one.build({"epsilon": 4.0}).promise, ""
+        except SettingsError as error:
+            promise, why = None, str(error)
+        assert promise is not None or one.name not in WITH_EPSILON
+        assert promise or "has no epsilon: " in why or "rows averaged over their senders" in why, one.name
+    for name in ("ials", "fcf", "fedcia", "metamf", "gpfedrec", "fedpergnn", "mf", "sasrec"):
+        with pytest.raises(SettingsError, match=rf"method {name} has no epsilon: .*Methods with one: popularity, "):
+            Settings.make(name, "ml-100k", {"epsilon": "1"})
 
 
 def test_the_multiplier_spends_what_it_may_and_little_less() -> None:
@@ -158,7 +173,7 @@ def test_canaries_stay_below_the_claim() -> None:
 
     The noise is the library's own; the guess is whether the canary's number, summed over the rounds, is beyond an edge.
     """
-    runs, budget = 1000, Budget(1.0, 1e-5, 1.0, 4, 1.0, "server")
+    runs, clip, budget = 1000, 1.0, Budget(1.0, 1e-5, 1.0, 4, 1.0, "server")
     noise = budget.noise(1)
 
     def released(run: int, canary: float) -> float:
@@ -169,7 +184,7 @@ def test_canaries_stay_below_the_claim() -> None:
             found += total[0] / SCALE
         return found
 
-    seen = np.array([released(run, budget.clip) for run in range(runs)])
+    seen = np.array([released(run, clip) for run in range(runs)])
     unseen = np.array([released(runs + run, 0.0) for run in range(runs)])
     slack, lower = 3 * sqrt(0.25 / runs), 0.0
     for edge in np.linspace(-30, 30, 121):

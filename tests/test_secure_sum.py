@@ -200,7 +200,7 @@ def test_a_sum_modulo_32_bits_is_that_of_rounded_uploads(method: str, data: Trai
         entry(method).build({"secure": True, "secure_bits": 32})
 
 
-@pytest.mark.parametrize("engine", ["loop", "simulate"])
+@pytest.mark.parametrize("engine", ["loop", "simulate", "fused"])
 def test_rows_and_uploads_keep_their_bounds(engine: str, data: TrainingSet) -> None:
     federation = entry("fedmf").build({"row_clip": 0.01, "upload_clip": 0.02, "engine": engine, "dim": 4})
     ctx = Context(1, 0, data.n_items, data.n_clients)

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedmosaic import leave_one_out
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.upload import Parcel, Upload
 from fedmosaic.algorithm.wrappers.low_rank import low_rank
 from fedmosaic.core.fixed_point import SCALE
+from fedmosaic.data.negatives import training_set
+from fedmosaic.data.synthetic import synthetic
 from fedmosaic.engines.federation import Federation
 from fedmosaic.methods.fedmf import LinearSettings, linear
+from fedmosaic.methods.registry import entry
 from fedmosaic.privacy.noise import AddedNoise, Clip
 from fedmosaic.testing import run_rounds, toy_training_set
 
@@ -88,3 +92,40 @@ def test_low_rank_uploads_are_lossless_within_their_subspace() -> None:
     np.testing.assert_allclose(one, two, atol=1e-5)
     change = one - Federation(host).start(data, 1).server.params["item"]
     assert np.linalg.matrix_rank(change, tol=1e-4) == 2
+
+
+BOUNDED: list[dict[str, object]] = [
+    {"upload_clip": 0.7},
+    {"row_clip": 0.2},
+    {"row_clip": 0.2, "upload_clip": 0.7},
+    {"upload_clip": "adaptive", "clip_start": 0.7},
+]
+
+
+@pytest.mark.parametrize("method", ["fedmf", "pfedrec", "fedrecon"])
+@pytest.mark.parametrize("given", BOUNDED)
+def test_compiled_bounds_are_those_of_the_reference(method: str, given: dict[str, object]) -> None:
+    data = training_set(leave_one_out(synthetic(40, 50, 8, seed=3)), "strict")
+    states = []
+    for engine in ("fused", "loop"):
+        federation = entry(method).build({"dim": 4, "rounds": 3, "engine": engine, **given})
+        state = federation.start(data, 0)
+        for number in (1, 2, 3):
+            state, _, _ = federation.advance(data, state, number, 0)
+        states.append(state)
+    for name, value in states[0].server.params.items():
+        np.testing.assert_allclose(value, states[1].server.params[name], rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("method", ["fedmf", "pfedrec"])
+def test_bounds_that_nobody_reaches_add_up_what_every_client_sends(method: str) -> None:
+    """The same bits as uploads without bounds, one client after the other, as a secure sum adds them."""
+    data = training_set(leave_one_out(synthetic(40, 50, 8, seed=3)), "strict")
+    ctx, everybody = Context(1, 0, data.n_items, data.n_clients), np.arange(data.n_clients)
+    free = entry(method).build({"dim": 4, "engine": "fused"})
+    far = entry(method).build({"dim": 4, "engine": "fused", "row_clip": 1e9, "upload_clip": 1e9})
+    alone = [free.contribute(data, free.start(data, 0), ctx, everybody[c : c + 1])[1].total for c in everybody]
+    _, together = far.contribute(data, far.start(data, 0), ctx, everybody)
+    wanted = sum(one.totals["item"] for one in alone)
+    np.testing.assert_array_equal(together.total.totals["item"], wanted)
+    np.testing.assert_array_equal(together.total.touched, sum(one.touched for one in alone))

@@ -46,7 +46,8 @@ class Algorithm:
     specs: Mapping[str, Spec] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "specs", by_name(self.model.specs()))
+        own = (one.spec for one in self.upload.steering.values())
+        object.__setattr__(self, "specs", by_name((*self.model.specs(), *own)))
         for check in (self._check_roles, self._check_moves, self._check_replay):
             check()
 

@@ -126,6 +126,8 @@ class Bounded:
 class Trimmed:
     """The mean of every number without the largest and the smallest `share` of those that were sent; 0.5: the median.
 
+    Sums of groups of clients count as if all groups were of one size.
+
     Of a row of an item table those count who sent it, and the mean is taken as often as there are senders: else a row
     that few hold would stand still. Where liars are most of a row's senders, it does not help.
     """
@@ -136,6 +138,9 @@ class Trimmed:
 
     def __call__(self, spec: Spec, changes: F64, total: UploadSum) -> F64:
         """Trimmed sums / clients."""
+        sizes = np.array([part.clients for part in total.parts] or [1], np.float64)
+        if sizes.min() != sizes.max():
+            changes = changes * (sizes.mean() / sizes).reshape(-1, *[1] * (changes.ndim - 1))
         rows = changes if spec.axis is Axis.ITEM else changes[:, None]
         found = np.empty(rows.shape[1:])
         for begin in range(0, rows.shape[1], ROWS_AT_ONCE):

@@ -7,6 +7,7 @@ ones are not sent at all.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,8 +15,9 @@ import numpy as np
 
 from fedmosaic.algorithm.local import SGD, Context, Schedule, StepRule, value_of
 from fedmosaic.algorithm.parameters import F32, Axis, Spec
-from fedmosaic.algorithm.reduction import REDUCTIONS, Reduction
-from fedmosaic.algorithm.upload import Upload, UploadSum
+from fedmosaic.algorithm.reduction import REDUCTIONS, Mean, Reduction
+from fedmosaic.algorithm.upload import F64, Upload, UploadSum
+from fedmosaic.core import buffers
 from fedmosaic.core.errors import one_of
 
 Weights = Literal["equal", "size"]
@@ -61,9 +63,13 @@ class Server:
     ) -> tuple[F32, tuple[F32, ...]]:
         """The next value of one parameter, and of the rule's memory."""
         if self.reduction.each:
-            changes = np.stack([upload.decode(spec, part.total(spec.name, value), ctx) for part in total.parts])
+            decoded = (upload.decode(spec, part.total(spec.name, value), ctx) for part in total.parts)
+            changes = stacked(decoded, len(total.parts))
         else:
             changes = upload.decode(spec, total.total(spec.name, value), ctx)
+        if spec.name in upload.steering:  # the bounds of a reduction that looks at uploads hold for it, too
+            mean = self.reduction if self.reduction.each else Mean()
+            return upload.steering[spec.name].moved(value, mean(spec, changes, total)), memory
         counted = replace(total, clients=total.examples) if self.weights == "size" else total
         change = self.reduction(spec, changes, counted)
         gradient = _rows(change if upload.kind == "gradient" else -change).astype(np.float32)
@@ -72,6 +78,21 @@ class Server:
         if self.threshold and spec.axis is Axis.ITEM:
             moved = soft_threshold(moved, self.threshold)
         return moved.reshape(value.shape), kept
+
+
+def stacked(arrays: Iterable[F64], count: int) -> F64:
+    """As np.stack, in memory that is used again: it may be gigabytes, and comes anew in every round.
+
+    >>> stacked((np.full(2, float(i)) for i in range(3)), 3)[:, 0].tolist()
+    [0.0, 1.0, 2.0]
+    """
+    rest = iter(arrays)
+    first = next(rest)
+    found = buffers.empty((count, *first.shape), np.float64)
+    found[0] = first
+    for place, one in enumerate(rest, 1):
+        found[place] = one
+    return found
 
 
 def soft_threshold(value: F32, size: float) -> F32:

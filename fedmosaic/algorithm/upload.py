@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmosaic.algorithm.local import Array, Context
-from fedmosaic.algorithm.parameters import Spec
+from fedmosaic.algorithm.parameters import F32, Spec
 from fedmosaic.core.errors import ScoreError, one_of
 from fedmosaic.core.fixed_point import SCALE
 
@@ -72,6 +72,20 @@ class Encoder(Protocol):
         ...
 
 
+@runtime_checkable
+class Steering(Protocol):
+    """An encoder with a parameter of its own: everybody is sent it, and devices say which way it should go."""
+
+    @property
+    def spec(self) -> Spec:
+        """The parameter."""
+        ...
+
+    def moved(self, value: F32, change: F64) -> F32:
+        """The server's next value; no optimiser of the model's is asked. change: the mean of what devices say."""
+        ...
+
+
 class Noise(Protocol):
     """Noise that every client adds to every number it sends."""
 
@@ -99,6 +113,11 @@ class Upload:
     def __post_init__(self) -> None:
         one_of("kind of upload", self.kind, KINDS)
         one_of("support of uploads", self.support, SUPPORTS)
+
+    @property
+    def steering(self) -> Mapping[str, Steering]:
+        """Encoders with a parameter of their own, by its name."""
+        return {one.spec.name: one for one in self.stack if isinstance(one, Steering)}
 
     def encode(self, parcel: Parcel) -> Parcel:
         """The device's halves, in order."""

@@ -14,6 +14,7 @@ from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import Axis
 from fedmosaic.algorithm.upload import UploadSum
 from fedmosaic.audit.attacks import ATTACKS, Guess, direction, disaggregated, recovered
+from fedmosaic.audit.poisoning import in_the_open
 from fedmosaic.core import keys
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.core.ragged import I64
@@ -84,7 +85,9 @@ def of_federation(
 ) -> tuple[list[Finding], list[Messages]]:
     """Single uploads in some rounds, the rows of several, and sums over cohorts that are drawn anew."""
     found, sizes, own = [], [], truth(data, users)
-    plain = replace(method, team=None)
+    team = method.team
+    groups = team.dealt(range(data.n_clients)) if isinstance(team, SecureTeam) and team.groups is not None else []
+    plain = in_the_open(method, data) if groups else replace(method, team=None)
     state, touched = plain.start(data, seed), np.zeros((users.size, data.n_items))
     for number in range(1, max(rounds) + 1):
         ctx = Context(number, seed, data.n_items, data.n_clients)
@@ -95,14 +98,33 @@ def of_federation(
             sizes.append(_messages(number, [size for _, size in sent], own))
             touched += [table.any(axis=1) for table in seen]
             found += _judged(seen, own, number)
+            if groups:
+                sums = group_sums(method, data, state, ctx, groups, users)
+                found += [replace(f, attack=f"group {f.attack}") for f in _judged(sums, own, number)]
             if number > 1:
                 guess = Guess.of(list(touched), own)
                 found.append(Finding("frequency", number, guess.f1, guess.auc))
         state, _, _ = plain.advance(data, state, number, seed)
+    if groups:  # the same in every round
+        return found, sizes
     say(f"sums over {REDRAWN} cohorts")
     guess = Guess.of(_from_sums(plain, data, users, seed), own)
     found.append(Finding("disaggregation", REDRAWN, guess.f1, guess.auc))
     return found, sizes
+
+
+def group_sums(
+    method: Federation, data: TrainingSet, state: FederationState, ctx: Context, groups: Sequence[Sequence[int]],
+    users: I64,
+) -> list[F64]:  # fmt: skip
+    """What the server sees of the group that every client is in, as rows of the items."""
+    found, alone = dict[int, F64](), replace(method, team=None, budget=None)
+    for group in groups:
+        wanted = np.intersect1d(users, group)
+        if wanted.size:
+            _, done = alone.contribute(data, state, ctx, np.array(group))
+            found |= dict.fromkeys(wanted.tolist(), item_rows(method, done.total))
+    return [found[int(user)] for user in users]
 
 
 def _messages(number: int, sizes: Sequence[int], own: Sequence[npt.NDArray[Any]]) -> Messages:
@@ -165,7 +187,7 @@ def item_rows(method: Federation, total: UploadSum) -> F64:
 def _from_sums(method: Federation, data: TrainingSet, users: I64, seed: int) -> list[F64]:
     """Direction on what cohort sums tell of each client."""
     state, sums, there = method.start(data, seed), [], np.zeros((REDRAWN, data.n_clients), dtype=bool)
-    cohorts = replace(method, participation=COHORT, budget=None)
+    cohorts = replace(method, participation=COHORT, team=None, budget=None)
     for number in range(1, REDRAWN + 1):
         ctx = Context(number, seed, data.n_items, data.n_clients)
         cohort = draw_cohort(data.n_clients, COHORT, seed=seed, round=number)

@@ -3,8 +3,9 @@
     boost     the target's row: (clients / attackers) · (1.5 · mean of the ten most popular rows - row); else nothing;
               to a closed form: the statistics of a history of popular items with the target in between, so many times
     shilling  a made-up history: the target and popular items, trained on honestly
+    sybils    the same from many more, who need no history of their own
     flip      -10 times the honest upload
-    huge      a million in every number, from one client
+    huge      a million in every second number and minus a million in all others, from one client
 
 Against them stand reductions that see every upload (`algorithm/reduction.py`; of closed forms `privacy/limits.py`).
 Under a secure sum a server sees none, and only what devices do themselves is left.
@@ -15,9 +16,10 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmosaic.algorithm.algorithm import Algorithm, reduced_by
 from fedmosaic.algorithm.parameters import Axis
@@ -32,12 +34,13 @@ from fedmosaic.data.split import Split
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.engine import Engine
 from fedmosaic.engines.federation import Federation
+from fedmosaic.engines.secure import SecureTeam
 from fedmosaic.engines.task import Outcome, Task
 from fedmosaic.evaluation.evaluate import Scorer, evaluate
 from fedmosaic.methods.closed_form import ClosedForm, State, Statistics, total
 from fedmosaic.privacy.limits import bounded_total
 
-Attack = Literal["none", "boost", "shilling", "flip", "huge"]
+Attack = Literal["none", "boost", "shilling", "sybils", "flip", "huge"]
 HUGE = 1e6
 STRONGER = 1.5
 FLIPPED = 10.0
@@ -47,7 +50,7 @@ FILLERS = 60
 
 @dataclass(frozen=True)
 class Damage:
-    """An attack by a share of the clients: exposure of the target, and how good lists are (1 + 99).
+    """An attack by a share of the clients: exposure of the target to others, and how good lists are (1 + 99).
 
     A training that breaks shows nobody anything: both are 0.
     """
@@ -87,11 +90,12 @@ class Scene:
 class HostileTeam:
     """A round in which some clients lie (`engine.Team`).
 
-    Liars work alone, and everybody does where the server looks at every upload.
+    Liars work alone, and everybody does where the server looks at every upload, or at sums of groups.
     """
 
     scene: Scene
     engine: Engine  # of honest clients
+    secure: SecureTeam | None = None  # whose groups the server sees
 
     def round(self, engine: Engine, algorithm: Algorithm, task: Task) -> Outcome:
         """Honest work and lies; the sum, and for a server that looks at them all parts of it."""
@@ -107,6 +111,9 @@ class HostileTeam:
             liar = int(group[0]) in self.scene.liars
             parts.append(self._lie(done.total, algorithm, task) if liar else done.total)
         total = reduce(operator.add, parts)
+        if looked_at and self.secure is not None:
+            at = {int(party): place for place, party in enumerate(task.data.ids_of(task.cohort))}
+            parts = [reduce(operator.add, (parts[at[p]] for p in group)) for group in self.secure.dealt(sorted(at))]
         return Outcome(replace(total, parts=tuple(parts)) if looked_at else total, devices, None)
 
     def _lie(self, honest: UploadSum, algorithm: Algorithm, task: Task) -> UploadSum:
@@ -115,7 +122,7 @@ class HostileTeam:
             if self.scene.attack == "flip":
                 totals[name] = (-FLIPPED * value).astype(np.int64)
             elif self.scene.attack == "huge":
-                totals[name] = np.full_like(value, int(HUGE * SCALE))
+                totals[name] = (huge(value) * SCALE).astype(np.int64)
             elif self.scene.attack == "boost":
                 totals[name] = np.zeros_like(value)
                 if algorithm.specs[name].axis is Axis.ITEM:
@@ -141,7 +148,7 @@ def damage(
     if data.silos is not None:
         raise SettingsError("poisoning is tried with one user per client")
     scene = Scene.of(data, attack, share, seed)
-    fed = _with_profiles(data, scene) if attack == "shilling" else data
+    fed = _with_profiles(data, scene) if attack in ("shilling", "sybils") else data
     words = reduction or "own"
     try:
         if isinstance(method, ClosedForm):
@@ -153,9 +160,32 @@ def damage(
     seen = evaluate(scorer, split, "test", candidates)
     assert seen.sampled is not None
     fresh = np.array([scene.target not in data.histories[int(user)] for user in seen.full.user])
+    fresh &= ~np.isin(seen.full.user, list(scene.liars))  # what they show themselves harms nobody
     shown = (seen.top == scene.target).any(axis=1)
     exposed = float(shown[fresh].mean()) if fresh.any() else 0.0
     return Damage(attack, len(scene.liars) / data.n_clients, words, exposed, seen.sampled.mean("hr", 10))
+
+
+def huge(like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A million and minus a million in turns.
+
+    >>> huge(np.zeros(3)).tolist()
+    [1000000.0, -1000000.0, 1000000.0]
+    """
+    places = np.arange(like.size).reshape(like.shape)
+    return np.where(places % 2, -HUGE, HUGE)
+
+
+def in_the_open(method: Federation, data: TrainingSet, scene: Scene | None = None) -> Federation:
+    """The method with uploads that are added without masks, in groups where it has them: the same sums, in less time.
+
+    Local work does not depend on the reduction, so that honest clients run on the engine of a mean.
+    """
+    plain = replace(method.algorithm, server=replace(method.algorithm.server, reduce="mean"))
+    engine = Federation(plain, engine=method.engine).engine_for(data)
+    nobody = Scene.of(data, "none", 0.0, 0)
+    team = HostileTeam(scene or nobody, engine, method.team if isinstance(method.team, SecureTeam) else None)
+    return replace(method, team=team, budget=None)
 
 
 def _hostile_federation(
@@ -165,8 +195,7 @@ def _hostile_federation(
     algorithm = method.algorithm
     if reduction is not None:
         algorithm = reduced_by(reduction)(algorithm)
-    team = HostileTeam(scene, replace(method, team=None).engine_for(data))
-    hostile = replace(method, algorithm=algorithm, team=team, budget=None)
+    hostile = replace(in_the_open(method, data, scene), algorithm=algorithm)
     state = hostile.start(data, seed)
     for number in range(1, rounds + 1):
         state, _, _ = hostile.advance(data, state, number, seed)
@@ -195,7 +224,7 @@ def _hostile_form(form: ClosedForm, data: TrainingSet, scene: Scene, *, bounded:
                 return {name: louder * value for name, value in form.statistics(state, profile).items()}
             if scene.attack == "flip":
                 return {name: -FLIPPED * value for name, value in own.items()}
-            return {name: np.full_like(value, HUGE) for name, value in own.items()} if scene.attack == "huge" else own
+            return {name: huge(value) for name, value in own.items()} if scene.attack == "huge" else own
 
         if bounded:
             summed = bounded_total(send, len(held))

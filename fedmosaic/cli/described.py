@@ -57,6 +57,9 @@ def seen_by(found: Entry, central: bool) -> list[dict[str, str]]:
     if "secure" in has:
         masked = "the sum of a round, and who took part"
         rows.append(("secure=true", masked, common, "the same; all messages of a round have one length"))
+    if "groups" in has:
+        grouped = "the sum of every group of clients, and who took part"
+        rows.append(("secure=true groups=N reduce=median", grouped, common, "the same as with secure=true"))
     if "epsilon" in has:
         rows.append(("epsilon=", f"{sent}, bounded (it adds the noise)", f"{common}, with an epsilon", "the same"))
     if "trust" in has:

@@ -70,7 +70,8 @@ class Federation:
         if query is not None and tuned:
             asked = query if members.size == data.n_users and data.silos is None else query.take(members)
         worked, done = self.contribute(data, state, ctx, cohort, asked)
-        after = replace(worked, server=apply(self.algorithm, worked.server, self._released(data, done.total, ctx), ctx))
+        total = self._released(data, state, done.total, ctx)
+        after = replace(worked, server=apply(self.algorithm, worked.server, total, ctx))
         answers = None if query is None else self._answers(data, state, after, query, members, done.answers)
         if tuned:  # users who are not drawn next round answer as they did now
             after = replace(after, answers=answers, asked=query)
@@ -83,7 +84,7 @@ class Federation:
         task = Task(data, state.server.params, state.devices, ctx, cohort, asked)
         engine = self.engine_for(data)
         done = engine.run(task) if self.team is None else self.team.round(engine, self.algorithm, task)
-        add_noise(self._with_shares(data, cohort), done.total, data.ids_of(cohort), ctx)
+        add_noise(self._with_shares(data, state, cohort), done.total, data.ids_of(cohort), ctx)
         last = state.last.copy()
         last[cohort] = ctx.round
         after = replace(state, devices=done.devices, last=last)
@@ -95,22 +96,23 @@ class Federation:
         """Clients of a round on average; a number that everybody knows."""
         return max(1, round_half_up(self.participation * data.n_clients))
 
-    def _with_shares(self, data: TrainingSet, cohort: I64) -> Algorithm:
+    def _with_shares(self, data: TrainingSet, state: FederationState, cohort: I64) -> Algorithm:
         """The algorithm with what every device adds of the noise, where devices do."""
         if self.budget is None or self.budget.trust == "server":
             return self.algorithm
         self.budget.check_enough(cohort.size, self._expected(data))
-        return self._noisy(self.budget.noise(self._expected(data)))
+        return self._noisy(self.budget.at(state.server.params).noise(self._expected(data)))
 
     def _noisy(self, noise: Noise) -> Algorithm:
         return replace(self.algorithm, upload=replace(self.algorithm.upload, noise=noise))
 
-    def _released(self, data: TrainingSet, total: UploadSum, ctx: Context) -> UploadSum:
+    def _released(self, data: TrainingSet, state: FederationState, total: UploadSum, ctx: Context) -> UploadSum:
         """What the server may use of a sum. Under an epsilon a mean divides by the expected number of clients."""
         if self.budget is None:
             return total
         if self.budget.trust == "server":  # one draw for all
-            add_noise(self._noisy(self.budget.noise(self._expected(data))), total, np.zeros(1, np.int64), ctx)
+            noise = self.budget.at(state.server.params).noise(self._expected(data))
+            add_noise(self._noisy(noise), total, np.zeros(1, np.int64), ctx)
         return replace(total, clients=self._expected(data))
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
@@ -25,12 +26,16 @@ from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.engines.choice import check_engine
 from fedmosaic.engines.federation import Federation
 from fedmosaic.engines.secure import SecureTeam, check_adds_up
-from fedmosaic.privacy.budget import Budget, Trust, bounded
-from fedmosaic.privacy.noise import clipped, rows_clipped
+from fedmosaic.privacy.adaptive_clip import AdaptiveClip
+from fedmosaic.privacy.budget import Budget, Trust, bounded, bounded_by
+from fedmosaic.privacy.noise import rows_clipped
 from fedmosaic.training.method import Method
 
 S = TypeVar("S", bound=BaseModel)
 FULL_BATCH = 1 << 30
+WITH_EPSILON = (  # that a refusal names; variants of them have one, too
+    "popularity", "itemknn", "ease", "mosaic", "fedmf", "pfedrec", "fedncf", "fedrecon", "fedrap", "fedrecgel", "colr",
+)  # fmt: skip
 
 
 class MethodSettings(BaseModel):
@@ -40,6 +45,7 @@ class MethodSettings(BaseModel):
 
     RENAMED: ClassVar[Mapping[str, str]] = {}  # old name -> new name
     DROPPED: ClassVar[Mapping[str, Any]] = {}  # settings that have gone, and the value they always had
+    NO_EPSILON: ClassVar[str] = "nothing bounds what one user changes"  # why there is none; empty: there is one
 
     @classmethod
     def modern(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,6 +73,8 @@ class RoundSettings(CohortSettings):
 class FederatedSettings(RoundSettings):
     """Settings of every federated method."""
 
+    NO_EPSILON: ClassVar[str] = ""
+
     engine: str = Field(default="auto", description="auto, fused, simulate or loop; changes speed, not numbers")
     loss: Literal["pointwise", "pairwise"] = Field(
         default="pointwise",
@@ -90,12 +98,27 @@ class FederatedSettings(RoundSettings):
         default=64, description="of a masked number; 32 halves what is sent and rounds it, and needs upload_clip"
     )
 
+    groups: int | None = Field(
+        default=None,
+        ge=1,
+        description="with secure=true and reduce=bounded, trimmed-mean or median: clients are summed in so many "
+        "groups, the same in all rounds, and the server sees every group's sum",
+    )
+
     epsilon: float | None = Field(
         default=None, gt=0, description="privacy of a user's whole history over all rounds; none: no bound, no noise"
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="chance that epsilon leaves open")
-    upload_clip: float | None = Field(
-        default=None, gt=0, description="largest norm of what a client sends; none: no bound, and 1 with an epsilon"
+    upload_clip: float | Literal["adaptive"] | None = Field(
+        default=None,
+        description="largest norm of what a client sends; adaptive: a private quantile of all norms; none: no bound, "
+        "and 1 with an epsilon",
+    )
+    clip_quantile: float | None = Field(
+        default=None, gt=0, lt=1, description="of upload_clip=adaptive: share of clients within it; none: a half"
+    )
+    clip_start: float | None = Field(
+        default=None, gt=0, description="of upload_clip=adaptive: the bound of the first round; none: 1"
     )
     row_clip: float | None = Field(
         default=None, gt=0, description="largest norm of an item's row in what a client sends; none: no bound"
@@ -108,9 +131,39 @@ class FederatedSettings(RoundSettings):
     def _shares_are_masked(self) -> FederatedSettings:
         if self.epsilon is not None and self.trust == "devices" and not self.secure:
             raise ValueError("trust=devices: a share of the noise protects nobody alone; give secure=true, too")
-        if self.secure and self.secure_bits == 32 and self.upload_clip is None:
-            raise ValueError("secure_bits=32: without a bound on what is sent a sum might not fit; give upload_clip")
+        if self.secure and self.secure_bits == 32 and not isinstance(self.upload_clip, float):
+            raise ValueError(
+                "secure_bits=32: without a bound on what is sent that is known before, a sum might not fit; give "
+                "upload_clip a number"
+            )
+        if self.groups is not None and (not self.secure or self.participation < 1):
+            raise ValueError(
+                "groups= are of a secure sum in which all clients take part in every round, or sums over others of a "
+                "group would tell its clients apart; give secure=true and participation=1"
+            )
+        if self.upload_clip != "adaptive" and (self.clip_quantile or self.clip_start):
+            raise ValueError("clip_quantile and clip_start are of a bound that follows; give upload_clip=adaptive")
         return self
+
+    @field_validator("upload_clip", mode="before")
+    @classmethod
+    def _number_or_adaptive(cls, value: Any) -> Any:
+        if value in (None, "adaptive"):
+            return value
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            found = 0.0
+        if not 0 < found < inf:
+            raise ValueError("a number above 0, or adaptive")
+        return found
+
+    @property
+    def bound(self) -> float | AdaptiveClip | None:
+        """On what a client sends."""
+        if self.upload_clip == "adaptive":
+            return AdaptiveClip(self.clip_start or 1.0, self.clip_quantile or 0.5)
+        return self.upload_clip
 
     @field_validator("engine")
     @classmethod
@@ -162,7 +215,10 @@ def validated(model: type[S], values: Mapping[str, Any], owner: str) -> S:
 
 
 def renamed(model: type[MethodSettings], values: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Settings under their new names, with a warning for each old one."""
+    """Settings under their new names, with a warning for each old one; an epsilon that nothing keeps is refused."""
+    if model.NO_EPSILON and values.get("epsilon") is not None:
+        known = ", ".join(WITH_EPSILON)
+        raise SettingsError(f"{owner} has no epsilon: {model.NO_EPSILON}. Methods with one: {known}")
     for old, new in model.RENAMED.items():
         if old in values and old not in model.model_fields:
             if new in values:
@@ -203,13 +259,14 @@ def federation(s: FederatedSettings, algorithm: Algorithm, *wrappers: Wrapper) -
         whole = rows_clipped(s.row_clip)(whole)
     budget = None
     if s.epsilon is not None:
-        budget = Budget(s.epsilon, s.delta, s.upload_clip or 1.0, s.rounds, s.participation, s.trust)
+        budget = Budget(s.epsilon, s.delta, s.bound or 1.0, s.rounds, s.participation, s.trust)
         whole = bounded(budget)(whole)
-    elif s.upload_clip is not None:
-        whole = clipped(s.upload_clip)(whole)
-    team = SecureTeam(s.secure_bits, s.upload_clip) if s.secure else None
-    if team is not None:
-        check_adds_up(whole)
+    elif s.bound is not None:
+        whole = bounded_by(s.bound)(whole)
+    team = None
+    if s.secure:
+        team = SecureTeam(s.secure_bits, s.upload_clip if isinstance(s.upload_clip, float) else None, s.groups)
+        check_adds_up(whole, s.groups)
     return Federation(whole, s.rounds, s.participation, engine=s.engine, team=team, budget=budget)
 
 

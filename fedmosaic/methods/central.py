@@ -11,6 +11,7 @@ Papers that print no settings for these leave their library's: vectors that begi
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -26,6 +27,8 @@ from fedmosaic.methods.base import Entry, FederatedSettings, federation, one_pas
 
 class CentralSettings(FederatedSettings):
     """Settings of central references: one client that holds everybody."""
+
+    NO_EPSILON: ClassVar[str] = "one place holds all histories, and what it trains on them is not bounded by user"
 
     rounds: int = Field(default=30, ge=1, description="epochs")
     batch_size: int = Field(default=1024, ge=1, description="examples per step")

@@ -28,6 +28,9 @@ class FCF(ClosedForm):
     """The server sees the sum of item gradients; users are solved on their devices and stay there."""
 
     RENAMED: ClassVar = {"rate": "server_rate"}
+    NO_EPSILON: ClassVar[str] = (
+        "a device sends a gradient for every item, made with a vector that it solves itself, whose size nothing bounds"
+    )
 
     rounds: int = Field(default=50, ge=1, description="server steps")
     dim: int = Field(default=32, ge=1, description="width of the vectors")

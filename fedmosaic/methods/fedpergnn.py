@@ -53,6 +53,7 @@ class GNNSettings(NoiseSettings, FederatedSettings):
     """Settings of FedPerGNN."""
 
     RENAMED: ClassVar = {"rate": "server_rate", "clip": "clip_values"}
+    NO_EPSILON: ClassVar[str] = "a matching service is sent vectors and items of users, which noise on sums leaves open"
 
     rounds: int = Field(default=60, ge=1, description="rounds of training")
     batch_size: int = Field(default=FULL_BATCH, ge=1, description="examples per step; default: all")

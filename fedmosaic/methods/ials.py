@@ -11,7 +11,7 @@ Where one process plays all devices, the sums are not taken apart: items are sol
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,10 @@ F64 = npt.NDArray[np.float64]
 
 class IALS(ClosedForm):
     """Matrix factorisation whose every step is a least-squares solution."""
+
+    NO_EPSILON: ClassVar[str] = (
+        "a device sends products of a vector that it solves itself, whose size nothing bounds, in every round"
+    )
 
     dim: int = Field(default=32, ge=1, description="width of the vectors")
     w0: float = Field(default=0.1, gt=0, description="weight of unobserved pairs")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from pydantic import Field
 
@@ -16,6 +18,8 @@ class PrivateRelease(ClosedForm):
 
     With an epsilon its `statistics` of one client have a norm of at most 1.
     """
+
+    NO_EPSILON: ClassVar[str] = ""
 
     epsilon: float | None = Field(default=None, gt=0, description="privacy of a user's whole history; none: no noise")
     delta: float = Field(default=1e-5, gt=0, lt=1, description="chance that epsilon leaves open")

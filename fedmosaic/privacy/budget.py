@@ -25,13 +25,16 @@ privacy: what others see of a user). Not covered: which round was chosen by vali
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, sqrt
 from typing import Any, Literal
 
 from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
+from fedmosaic.algorithm.upload import Noise
 from fedmosaic.core.errors import FedmosaicError, SettingsError
+from fedmosaic.privacy.adaptive_clip import AdaptiveClip, adaptively_clipped
 from fedmosaic.privacy.noise import AddedNoise, clipped
 from fedmosaic.privacy.release import check_accountant, gaussian_scale
 from fedmosaic.privacy.secure_sum import TooFewError
@@ -83,19 +86,27 @@ def multiplier(epsilon: float, delta: float, rounds: int, participation: float) 
 
 @dataclass(frozen=True)
 class Budget:
-    """An epsilon for a whole training, and how it is kept."""
+    """An epsilon for a whole training, and how it is kept.
+
+    clip: the bound on uploads; or how it follows their norms, and then `at` says what it is in a round.
+    """
 
     epsilon: float
     delta: float
-    clip: float
+    clip: float | AdaptiveClip
     rounds: int
     participation: float
     trust: Trust
+    bound: float | None = None  # of a round, where it follows
 
     @property
-    def deviation(self) -> float:
-        """Of the noise that a round's sum has at the least."""
-        return multiplier(self.epsilon, self.delta, self.rounds, self.participation) * self.clip
+    def multiplier(self) -> float:
+        """Of the mechanism that a round is: its noise in multiples of what one user changes."""
+        return multiplier(self.epsilon, self.delta, self.rounds, self.participation)
+
+    def at(self, params: Mapping[str, Any]) -> Budget:
+        """The budget in a round that begins with these parameters."""
+        return replace(self, bound=self.clip.bound_of(params)) if isinstance(self.clip, AdaptiveClip) else self
 
     def check_enough(self, clients: int, expected: int) -> None:
         """Refuse to open a sum whose shares of the noise are too few."""
@@ -107,15 +118,21 @@ class Budget:
         """Clients whose shares are enough, so many being expected in a round."""
         return max(1, ceil(ALIVE * expected))
 
-    def noise(self, expected: int) -> AddedNoise:
+    def noise(self, expected: int) -> Noise:
         """What every device adds, or what the server adds once."""
-        share = self.deviation / (1.0 if self.trust == "server" else sqrt(self.least(expected)))
-        return AddedNoise("gaussian", share, "summed")
+        shares = 1 if self.trust == "server" else self.least(expected)
+        if not isinstance(self.clip, AdaptiveClip):
+            return AddedNoise("gaussian", self.multiplier * self.clip / sqrt(shares), "summed")
+        if self.bound is None:
+            raise SettingsError(
+                "upload_clip=adaptive: whoever adds the noise must know the bound of the round, and deployed nodes add "
+                "theirs without; give upload_clip a number"
+            )
+        return self.clip.noise(self.multiplier, self.bound, shares)
 
     def spent_after(self, rounds: int) -> float:
         """The epsilon of so many rounds, of those that were paid for."""
-        noise = multiplier(self.epsilon, self.delta, self.rounds, self.participation)
-        return min(spent(noise, rounds, self.participation, self.delta), self.epsilon)
+        return min(spent(self.multiplier, rounds, self.participation, self.delta), self.epsilon)
 
     def check(self, round: int) -> None:
         """Refuse a round that was not paid for."""
@@ -133,12 +150,21 @@ class Budget:
             "devices": "noise in shares by the devices, enough if two thirds of a cohort are added up; the server sees "
             "the sum alone (secure=true), and is trusted to follow the protocol",
         }[self.trust]
+        if isinstance(self.clip, AdaptiveClip):
+            bound = f"a private quantile of their norms ({self.clip.quantile:g}), which is paid for"
+        else:
+            bound = f"{self.clip:g}"
         return (
             f"epsilon {self.epsilon:g}, delta {self.delta:g}, user level (add or remove one user with all events), "
-            f"{self.rounds} rounds of a share {self.participation:g} of the clients, uploads clipped to {self.clip:g}; "
+            f"{self.rounds} rounds of a share {self.participation:g} of the clients, uploads clipped to {bound}; "
             f"{who}; the number of clients and the catalogue are public, the choice of a round by validation is not "
             "covered"
         )
+
+
+def bounded_by(clip: float | AdaptiveClip) -> Wrapper:
+    """Bound the joint norm of what a client of a host sends: by a number, or by what follows the norms."""
+    return adaptively_clipped(clip) if isinstance(clip, AdaptiveClip) else clipped(clip)
 
 
 def bounded(budget: Budget) -> Wrapper:
@@ -153,6 +179,6 @@ def bounded(budget: Budget) -> Wrapper:
             )
         if host.server.reduction.each:
             raise SettingsError("epsilon=: this server's reduction sees every upload by itself; use mean or sum")
-        return clipped(budget.clip)(host)
+        return bounded_by(budget.clip)(host)
 
     return wrap

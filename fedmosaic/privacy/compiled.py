@@ -106,3 +106,21 @@ def _minus_log(number: Any, power: Any, result: Any) -> None:
         tail = q * (np.float32(1 / 3) + q * (np.float32(1 / 5) + q * (np.float32(1 / 7) + q * np.float32(1 / 9))))
         whole = (power - result[j] - np.float32(0.5)) * np.float32(0.6931472)
         result[j] = max(whole - np.float32(2) * (s + s * tail), np.float32(0))
+
+
+@entry(fastmath={"contract", "reassoc", "nsz", "arcp"})
+def squares_within(values: Any, low: Any, high: Any) -> Any:
+    """The sum of squares of numbers that are cut to [low, high]; NaN if one is."""
+    total = 0.0
+    for i in range(values.size):
+        kept = min(max(values[i], low), high) if values[i] == values[i] else values[i]
+        total += kept * kept
+    return total
+
+
+@entry()
+def add_within(total: Any, values: Any, low: Any, high: Any, factor: Any) -> None:
+    """total += factor · (numbers cut to [low, high]); most are zero, and stay unwritten."""
+    for i in range(values.size):
+        if values[i] != 0:
+            total[i] += factor * min(max(values[i], low), high)

@@ -51,16 +51,21 @@ def limits_of(clients: Iterable[Statistics]) -> dict[str, StatisticLimits]:
     return found
 
 
-def cut(client: Statistics, limits: dict[str, StatisticLimits]) -> Statistics:
-    """One client's statistics within the limits."""
-    found = {}
+def add_cut(total: Statistics, client: Statistics, limits: dict[str, StatisticLimits]) -> None:
+    """Add one client's statistics, cut to the limits, to a sum.
+
+    >>> total = {"count": np.zeros(2)}
+    >>> add_cut(total, {"count": np.array([-5.0, 1e6])}, {"count": StatisticLimits(0.0, 4.0, 2.0)})
+    >>> total["count"].tolist()
+    [0.0, 2.0]
+    """
+    from fedmosaic.privacy.compiled import add_within, squares_within
+
     for name, value in client.items():
-        limit, within = limits[name], value
-        if value.min(initial=0.0) < limit.low or value.max(initial=0.0) > limit.high:
-            within = np.clip(value, limit.low, limit.high)
-        norm = float(np.linalg.norm(within))
-        found[name] = within * (limit.size / norm) if norm > limit.size else within
-    return found
+        limit, numbers = limits[name], np.ascontiguousarray(value, np.float64).reshape(-1)
+        norm = float(np.sqrt(squares_within(numbers, limit.low, limit.high)))
+        factor = limit.size / norm if norm > limit.size else 1.0
+        add_within(total[name].reshape(-1), numbers, limit.low, limit.high, factor)
 
 
 def bounded_total(send: Callable[[int], Statistics], clients: int) -> Statistics:
@@ -70,9 +75,7 @@ def bounded_total(send: Callable[[int], Statistics], clients: int) -> Statistics
     """
     some = np.unique(np.linspace(0, clients - 1, min(clients, LOOKED_AT)).astype(np.int64))
     limits = limits_of(send(int(client)) for client in some)
-    total = cut(send(0), limits)
-    total = {name: value.copy() for name, value in total.items()}
-    for client in range(1, clients):
-        for name, value in cut(send(client), limits).items():
-            total[name] += value
+    total = {name: np.zeros(value.shape) for name, value in send(0).items()}
+    for client in range(clients):
+        add_cut(total, send(client), limits)
     return total

@@ -32,7 +32,7 @@ from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import F32, Spec
 from fedmosaic.algorithm.server import soft_threshold
-from fedmosaic.algorithm.upload import I32, Parcel
+from fedmosaic.algorithm.upload import F64, I32, Parcel
 from fedmosaic.core import keys
 from fedmosaic.core.errors import SettingsError, one_of
 from fedmosaic.core.fixed_point import SCALE
@@ -126,13 +126,23 @@ class Clip(OneSided):
 
     def encode(self, parcel: Parcel) -> Parcel:
         """Scale a client's changes down to the bound."""
-        squares = np.zeros(parcel.clients)
-        for name, change in parcel.changes.items():
-            norms = np.square(change, dtype=np.float64).reshape(change.shape[0], -1).sum(1)
-            squares += np.bincount(parcel.owners[name], norms, minlength=parcel.clients)
-        factor = np.minimum(self.bound / np.maximum(np.sqrt(squares), 1e-30), 1).astype(np.float32)
-        changes = {n: v * factor[parcel.owners[n]].reshape(-1, *[1] * (v.ndim - 1)) for n, v in parcel.changes.items()}
-        return replace(parcel, changes=changes)
+        return scaled_to(self.bound, joint_norms(parcel), parcel)
+
+
+def joint_norms(parcel: Parcel) -> F64:
+    """Of everything that each client sends."""
+    squares = np.zeros(parcel.clients)
+    for name, change in parcel.changes.items():
+        norms = np.square(change, dtype=np.float64).reshape(change.shape[0], -1).sum(1)
+        squares += np.bincount(parcel.owners[name], norms, minlength=parcel.clients)
+    return np.sqrt(squares)
+
+
+def scaled_to(bound: float | F64, norms: F64, parcel: Parcel) -> Parcel:
+    """A parcel whose clients' changes, of these norms, are no larger than a bound (or each client's own)."""
+    factor = np.minimum(bound / np.maximum(norms, 1e-30), 1).astype(np.float32)
+    changes = {n: v * factor[parcel.owners[n]].reshape(-1, *[1] * (v.ndim - 1)) for n, v in parcel.changes.items()}
+    return replace(parcel, changes=changes)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ Choice = tuple[float, float] | list[Any]  # a logarithmic range, or values to ch
 # Not searched unless asked: they change the problem, its privacy or its cost rather than the fit.
 FIXED = {"participation", "step_decay", "round_decay", "tolerance", "gradient_clip"}
 FIXED |= {"noise", "noise_draws", "noise_multiplier", "publish_noise", "clip", "clip_values", "threshold", "nu"}
-FIXED |= {"epsilon", "delta", "upload_clip", "row_clip"}
+FIXED |= {"epsilon", "delta", "upload_clip", "row_clip", "clip_quantile", "clip_start", "groups"}
 RANGES: dict[str, tuple[float, float]] = {  # where the default is no number to start from
     "user_rate": (0.01, 3.0),
     "item_rate": (100.0, 100_000.0),

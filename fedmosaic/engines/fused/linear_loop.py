@@ -8,14 +8,18 @@ import numpy as np
 
 from fedmosaic.core.compiler import entry, piece
 from fedmosaic.data.compiled import shuffle_client
-from fedmosaic.engines.fused.pieces import FAST, add, choose, dots, flush, load, meet, step
+from fedmosaic.engines.fused.pieces import FAST, add, add_bounded, choose, dots, flush, load, meet, step
 from fedmosaic.engines.fused.skeleton import GROUP
 
 
 @entry(fastmath=FAST)
-def train(worker: Any, workers: Any, cohort: Any, passes: Any, table: Any, room: Any, sums: Any) -> Any:
-    """The groups of clients dealt to one worker; `table`: item rows, user vectors, biases, whether there are biases."""
+def train(worker: Any, workers: Any, cohort: Any, passes: Any, table: Any, bounds: Any, room: Any, sums: Any) -> Any:
+    """The groups of clients dealt to one worker; `table`: item rows, user vectors, biases, whether there are biases.
+
+    bounds: on a row and on an upload, and per client room for its norm; without room there are none.
+    """
     item, user, bias, has_bias = table
+    row_bound, bound, norms = bounds
     dim, count, healthy = item.shape[1], cohort.clients.size, True
     for group in range(worker, (count + GROUP - 1) // GROUP, workers):
         held = 0
@@ -38,7 +42,11 @@ def train(worker: Any, workers: Any, cohort: Any, passes: Any, table: Any, room:
                             b, more = step(start, k, room, b, has_bias, passes.rates[phase], first)
                             loss += more
             sums.losses[c], sums.seen[c] = loss, seen
-            held = add(item, room, n_rows, held, sums.touched)
+            if norms.size:
+                norms[c], fits = add_bounded(item, room, n_rows, (row_bound, bound), sums.touched, sums.total)
+                healthy &= fits
+            else:
+                held = add(item, room, n_rows, held, sums.touched)
             for d in range(dim):
                 user[c, d] = room.w[d]
             bias[c] = b

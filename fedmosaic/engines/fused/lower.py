@@ -7,7 +7,7 @@ wrapper nobody thought of, or a field that is added to a class tomorrow cannot b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from fedmosaic.algorithm.algorithm import Algorithm
@@ -16,7 +16,7 @@ from fedmosaic.algorithm.models.linear import LinearScorer
 from fedmosaic.algorithm.models.ncf import NCF
 from fedmosaic.algorithm.objective import bce
 from fedmosaic.algorithm.parameters import Role
-from fedmosaic.algorithm.upload import Upload
+from fedmosaic.algorithm.upload import Encoder, Upload
 from fedmosaic.algorithm.wrappers.additive import AdditiveModel, AdditiveObjective
 from fedmosaic.algorithm.wrappers.mixing import Decorrelated, MixedModel, NTKWeight
 from fedmosaic.core.errors import RequestError
@@ -26,6 +26,8 @@ from fedmosaic.engines.fused.linear import LinearProgram
 from fedmosaic.engines.fused.net import LONGEST_BATCH, NetProgram, network
 from fedmosaic.engines.fused.pair import NORMS, PairProgram
 from fedmosaic.engines.fused.pool import PoolProgram
+from fedmosaic.privacy.adaptive_clip import AdaptiveClip
+from fedmosaic.privacy.noise import Clip, ClipRows
 
 SCORE_SIDE = ("user", "bias")
 
@@ -115,7 +117,8 @@ def _linear(algorithm: Algorithm) -> LinearProgram:
     for one in taken.take("local"):
         for move in _moves(_pass(one), (("item",), _there(algorithm, SCORE_SIDE))):
             _plain(move)
-    _plain_upload(taken.take("upload"))
+    upload = taken.take("upload")
+    _plain_upload(replace(upload, stack=_without_bounds(upload.stack)))
     taken.close()
     return LinearProgram(algorithm)
 
@@ -307,12 +310,27 @@ def _plain_upload(upload: Any) -> None:
     taken.close()
 
 
+def _without_bounds(stack: Sequence[Encoder]) -> tuple[Encoder, ...]:
+    """Encoders but for a bound on rows and one on uploads, in that order."""
+    left = list(stack)
+    for kinds in ({ClipRows: ("bound",)}, {Clip: ("bound",), AdaptiveClip: ("start", "quantile", "rate")}):
+        for kind, names in kinds.items():
+            if left and type(left[0]) is kind:
+                taken = Fields(left.pop(0), kind, "a bound")
+                taken.take(*names)
+                taken.close()
+                break
+    return tuple(left)
+
+
 def _pair_upload(algorithm: Algorithm, upload: Any) -> None:
     """Encoded uploads are known as whole tables of an additive model: the encoders themselves are run outside."""
     taken = Fields(upload, Upload, "its upload")
     kind, support, stack, _ = taken.take("kind", "support", "stack", "noise")
     if kind == "gradient":
         raise Unfit("it uploads gradients")
+    if upload.steering:
+        raise Unfit(f"its uploads carry {', '.join(upload.steering)} of their own")
     if stack and not (type(algorithm.model) is AdditiveModel and algorithm.dense):
         raise Unfit("its uploads are encoded, though not as whole tables")
     if support == "nonzero" and not stack:

@@ -105,6 +105,41 @@ def add(item: Any, room: Any, n: Any, held: Any, touched: Any) -> Any:
     return held
 
 
+@piece(fastmath=FAST)
+def add_bounded(item: Any, room: Any, n: Any, bounds: Any, touched: Any, total: Any) -> Any:
+    """Add a client's changes, cut to a norm per row and a joint one, to a sum in fixed point; the norm before that.
+
+    Not as floats of a group: with and without this client the sum must differ by what it sends and by nothing else.
+    """
+    row_bound, bound = bounds
+    squares, healthy = 0.0, True
+    for k in range(n):
+        kept, square = _row_factor(item, room, k, row_bound)
+        squares += kept * kept * square
+    norm = np.sqrt(squares)
+    factor = np.float32(min(bound / max(norm, 1e-30), 1.0))
+    for k in range(n):
+        j = np.uint32(room.met[k])
+        touched[j] += 1
+        before, after, target = item[j], room.rows[np.uint32(k)], total[j]
+        kept, _ = _row_factor(item, room, k, row_bound)
+        for d in range(before.size):
+            change = (after[d] - before[d]) * np.float32(kept) * factor
+            healthy &= abs(change) < LIMIT  # false for NaN too
+            target[d] += np.int64(np.floor(np.float64(change) * SCALE + 0.5))
+    return norm, healthy
+
+
+@piece(fastmath=FAST)
+def _row_factor(item: Any, room: Any, k: Any, row_bound: Any) -> Any:
+    """By what a row of changes is multiplied so that its norm is within a bound, and the square of that norm."""
+    before, after, square = item[np.uint32(room.met[k])], room.rows[np.uint32(k)], 0.0
+    for d in range(before.size):
+        change = np.float64(after[d] - before[d])
+        square += change * change
+    return np.float64(np.float32(min(row_bound / max(np.sqrt(square), 1e-30), 1.0))), square
+
+
 @piece()
 def flush(room: Any, held: Any, total: Any) -> Any:
     """Add a group's sum to the worker's, in fixed point, and empty it; false if it holds what no training should."""
