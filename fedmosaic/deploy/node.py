@@ -158,20 +158,21 @@ class Node:
             kept = self._worked(task, server, asked)
         sent, known, pledge = kept[1], {k: v for k, v in kept[2]["answer"].items() if k != "asked"}, self.pledge
         if begun is not None:
-            sent, pledge = self._masked(begun, kept[1], self._context(task, server)), begun[0]
+            sent, pledge = self._masked(begun, kept, self._context(task, server)), begun[0]
             kept = kept[0], kept[1] | {"letters": sent["letters"]}, kept[2]
         self._keep(kept, pledge)
         content = replace(self._plain(task, "done"), tensors=sent, **known).encode()
         self._tell_of(task, len(content))
         return content
 
-    def _masked(self, begun: tuple[Pledge, Party], answered: dict[str, Array], ctx: Context) -> dict[str, Array]:
+    def _masked(self, begun: tuple[Pledge, Party], kept: Kept, ctx: Context) -> dict[str, Array]:
         """What leaves in the first exchange; asked again in the same attempt, the same bytes.
 
         Letters are sealed once: others under the same keys would show what they differ by.
         """
-        pledge, party = begun
-        sent = self.sums.masked(party, self.work.noised(answered["vector"], self.data, ctx, len(pledge.parties)))
+        (pledge, party), (held, answered, _) = begun, kept
+        noised = self.work.noised(answered["vector"], self.data, held, ctx, len(pledge.parties))
+        sent = self.sums.masked(party, noised)
         again = (pledge.round, pledge.attempt) == (self.pledge.round, self.pledge.attempt)
         return sent | {"letters": answered["letters"]} if again else sent
 

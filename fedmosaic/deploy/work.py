@@ -96,7 +96,7 @@ class Work(Protocol):
         """On a node: what it holds afterwards, and what its clients send, without an epsilon's noise."""
         ...
 
-    def noised(self, vector: I64, data: TrainingSet, ctx: Context, parties: int) -> I64:
+    def noised(self, vector: I64, data: TrainingSet, held: Any, ctx: Context, parties: int) -> I64:
         """That as whole numbers, with this node's share of an epsilon's noise, so many taking part."""
         ...
 
@@ -195,12 +195,12 @@ class LearntWork:
         after, outcome = replace(self.federation, budget=None).contribute(data, held, ctx, cohort)
         return after, outcome.total
 
-    def noised(self, vector: I64, data: TrainingSet, ctx: Context, parties: int) -> I64:
+    def noised(self, vector: I64, data: TrainingSet, held: FederationState, ctx: Context, parties: int) -> I64:
         """A node draws as one client, however many it has: what is accounted for is the noise of a sum of nodes."""
         if self.budget is None:
             return vector
         upload, share = (
-            replace(self.algorithm.upload, noise=self.budget.noise(parties)),
+            replace(self.algorithm.upload, noise=self.budget.at(held.server.params).noise(parties)),
             self.nothing(None, ctx.n_items),
         )
         add_noise(replace(self.algorithm, upload=upload), share, data.ids_of(np.zeros(1, np.int64)), ctx)
@@ -298,7 +298,7 @@ class SummedWork:
         """The statistics of some clients."""
         return held, total(self.form, held, data.held.take(cohort))
 
-    def noised(self, vector: I64, data: TrainingSet, ctx: Context, parties: int) -> I64:
+    def noised(self, vector: I64, data: TrainingSet, held: Statistics, ctx: Context, parties: int) -> I64:
         """Nothing is added here: the noise of a closed form's sum is the server's."""
         return vector
 
