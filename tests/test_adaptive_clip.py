@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp, sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fleets import agreement_of, coordinator_of, histories, make_fleet
 
 from fedmosaic import leave_one_out
 from fedmosaic.algorithm.local import Context
@@ -20,6 +22,7 @@ from fedmosaic.engines.state import FederationState
 from fedmosaic.methods.registry import entry
 from fedmosaic.privacy.adaptive_clip import NAME, SHARE, AdaptiveClip
 from fedmosaic.privacy.budget import Budget, bounded_by, multiplier
+from fedmosaic.testing import LocalTransport
 
 pytest.importorskip("dp_accounting", reason="epsilons need the extra privacy")
 ALL = ["fedmf", "pfedrec", "fedrap", "fedncf", "fedrecgel", "fedneumf", "colr"]
@@ -168,3 +171,19 @@ def test_the_promise_says_what_the_bound_is() -> None:
     promise = built("fedmf", epsilon=4.0).promise
     assert promise is not None
     assert "clipped to a private quantile of their norms (0.5), which is paid for" in promise
+
+
+def test_the_bound_travels_to_devices_and_back(tmp_path: Path) -> None:
+    """Nodes and server agree with the simulator on it, without knowing more than a parameter's name."""
+    settings = {"upload_clip": "adaptive", "clip_start": 0.01, "rounds": 3, "dim": 4, "item_rate": 2.0}
+    agreement = agreement_of("fedmf", 30, secure=True, settings=settings)
+    people = histories(5)
+    server, nodes = make_fleet(tmp_path, agreement, people, [[u] for u in range(5)])
+    coordinator = coordinator_of(server, nodes, LocalTransport(nodes))
+    simulated = entry("fedmf").build({**settings, "engine": "loop"})
+    state = simulated.start(people, 1)
+    for number in (1, 2, 3):
+        coordinator.round()
+        state, _, _ = simulated.advance(people, state, number, 1)
+        assert coordinator.state.params[NAME] == pytest.approx(state.server.params[NAME])
+    assert state.server.params[NAME][0] == pytest.approx(0.75), "everybody asked for a larger one in every round"

@@ -45,8 +45,8 @@ def check_adds_up(algorithm: Algorithm, groups: int | None = None) -> None:
     """Refuse an algorithm of which the server must see more than sums, or whose messages tell rows by their size."""
     if algorithm.server.reduction.each and groups is None:
         raise SettingsError(
-            "secure=true: this server's reduction must see every upload by itself; use mean or sum, or give groups=, "
-            "so that it sees sums of so many groups"
+            "secure=true: this server's reduction must see every upload by itself; use mean or sum, or, "
+            "in simulations, groups=, and it sees sums of so many groups"
         )
     if groups is not None and not algorithm.server.reduction.each:
         raise SettingsError("groups= is for reductions that look at sums of groups: bounded, trimmed-mean or median")
