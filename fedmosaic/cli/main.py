@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from fedmosaic.cli import deploy, evidence, questions
-from fedmosaic.cli.options import DataDir, Imports, Json, Quiet, note_licence
+from fedmosaic.cli.options import OWN_FILES, DataDir, Imports, Json, Quiet, interruptible, note_licence, told_reading
 from fedmosaic.core.errors import FedmosaicError, RequestError, SettingsError
 from fedmosaic.report.console import list_row, print_table, progress_bar, show_summary
 
@@ -72,7 +72,7 @@ def common(
     """Options before the verb."""
 
 
-@app.command()
+@app.command(epilog=OWN_FILES)
 def run(
     method: Annotated[str | None, typer.Argument(help="A method of `fedmosaic list methods`.")] = None,
     dataset: Annotated[str | None, typer.Argument(help="A data set of `fedmosaic list data`, or a file.")] = None,
@@ -120,11 +120,13 @@ def run(
         settings = Settings.make(plain[0], plain[1], given)
     else:
         raise SettingsError("say which METHOD and DATASET to run, for example: fedmosaic run ease ml-100k")
-    place = out or runs.default_place(settings)
     note_licence(settings.dataset, data_dir)
+    settings = told_reading(settings)
+    place = out or runs.default_place(settings)
     buffers.keep_freed()
     live = Live(track, Path("tracked"), name_of(place, settings), settings)
-    with progress_bar(f"{settings.method} on {settings.dataset}", quiet) as bar, live:
+    title = f"{settings.method} on {settings.dataset}"
+    with interruptible(place), progress_bar(title, quiet) as bar, live:
 
         def progress(round: int, rounds: int, line: dict[str, Any]) -> None:
             if bar is not None:
@@ -143,6 +145,8 @@ def run(
             summary = runs.start(settings, place, data_dir=data_dir, on_round=progress)
         live.summary = summary
     show_summary(summary, as_json)
+    if not as_json:
+        print(f"next: fedmosaic recommend {place} --user ID", file=sys.stderr)
 
 
 @app.command()
@@ -158,7 +162,7 @@ def resume(
     from fedmosaic.runs import run as runs
 
     buffers.keep_freed()
-    with progress_bar(f"resume {place}", quiet) as progress:
+    with interruptible(place), progress_bar(f"resume {place}", quiet) as progress:
         summary = runs.resume(place, data_dir=data_dir, on_round=progress)
     show_summary(summary, as_json)
 
@@ -206,7 +210,8 @@ def recommend(
     alone = device is not None and len(model.users_) == 1
     user = user or ([str(model.users_.ids[0])] if alone else [])
     if not user:
-        raise SettingsError("say which --user")
+        some = ", ".join(str(one) for one in model.users_.ids.head(3))
+        raise SettingsError(f"say which --user, for example one of {some}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lists = model.recommend(user, k)

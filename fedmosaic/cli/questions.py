@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmosaic.cli.options import DataDir, Imports, Json, note_licence
+from fedmosaic.cli.options import OWN_FILES, DataDir, Imports, Json, note_licence
 from fedmosaic.core.errors import SettingsError, UnknownNameError
 from fedmosaic.report.console import console, plain, print_table
 
@@ -110,7 +110,7 @@ def data_fetch(names: Annotated[list[str], typer.Argument(help="Data sets.")], d
             print(f"  licence: {one.licence}", file=sys.stderr)
 
 
-@data_app.command("describe")
+@data_app.command("describe", epilog=OWN_FILES)
 def data_describe(
     name: Annotated[str, typer.Argument(help="A data set or a file.")],
     pairs: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", metavar="KEY=VALUE...")] = None,
@@ -118,11 +118,12 @@ def data_describe(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Counts, as papers print them."""
+    """Counts, as papers print them; of a file, how it is read."""
     from fedmosaic.runs.settings import Settings, parse_pairs
 
     note_licence(name, data_dir)
-    counts = Settings.make("popularity", name, parse_pairs(pairs or [])).load_data(data_dir).describe()
+    settings = Settings.make("popularity", name, parse_pairs(pairs or []))
+    counts = settings.with_ratings().load_data(data_dir).describe()
     if as_json:
         print(json.dumps({"dataset": name, **counts}))
         return
