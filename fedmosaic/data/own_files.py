@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ def matching(path: str | Path) -> list[Path]:
     """
     if Path(path).exists() or not any(sign in str(path) for sign in PATTERN):
         return [Path(path)]
-    found = sorted(Path(name) for name in glob(str(path)))
+    base = Path(Path(path).anchor)
+    found = sorted(base.glob(str(Path(path).relative_to(base) if base.anchor else path)))
     if not found:
         raise DataError("no file matches this pattern", source=path)
     return found

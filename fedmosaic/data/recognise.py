@@ -29,8 +29,8 @@ NAMES = {  # how files call what plays a role; letters and digits alone, plural 
     "rating": "rating ratings stars star score vote overall note bewertung sterne reviewrating calificacion",
     "time": "time timestamp ts date datetime day when at unixreviewtime unixtime createdat created eventtime bought "
     "boughtat watched watchedat viewedat clickedat orderdate transactiondt datum zeit zeitpunkt heure fecha",
-    "title": "title titles itemtitle movietitle producttitle itemname productname moviename filmtitle booktitle songname "
-    "artistname titel titre titulo bezeichnung",
+    "title": "title titles itemtitle movietitle producttitle itemname productname moviename filmtitle booktitle "
+    "songname artistname titel titre titulo bezeichnung",
 }
 _KNOWN = {role: frozenset(words.split()) for role, words in NAMES.items()}
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?([eE][-+]?\d+)?")
@@ -203,8 +203,8 @@ def _said_column(role: str, said: Any, columns: tuple[str, ...], header: bool, s
         listed = ", ".join(map(repr, columns))
         raise DataError(f"no column {said!r} for the {role}; the columns are {listed}. Say {role}=...", source=source)
     raise DataError(
-        f"no column {said!r} for the {role}: the file is read without a header, so columns have numbers, 1-{len(columns)}. "
-        f"Say {role}=NUMBER, or header=true",
+        f"no column {said!r} for the {role}: the file is read without a header, so columns have numbers, "
+        f"1-{len(columns)}. Say {role}=NUMBER, or header=true",
         source=source,
     )
 

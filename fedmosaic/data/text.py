@@ -1,7 +1,8 @@
 """Delimited text in: a fast reader for clean files and a careful one that knows line numbers.
 
-The format is declared or recognised (`recognise`). The fast reader (Polars) either returns every row exactly as the careful one
-would, or steps aside; the careful reader walks the lines and names the first bad one, or sets bad ones apart.
+The format is declared or recognised (`recognise`). The fast reader (Polars) either returns every row exactly as
+the careful one would, or steps aside; the careful reader walks the lines and names the first bad one, or sets bad
+ones apart.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def decode_any(data: bytes, source: object) -> tuple[str, str]:
 def read_table(
     path: Path, fmt: TextFormat, *, careful: bool = False, lenient: bool = False, text: str | None = None
 ) -> TextTable:
-    """All columns as text, named by the header or `column_1`, `column_2`, ... text: the file's content, if it is read."""
+    """All columns as text, named by the header or `column_1`, `column_2`, ... text: the content, if it is read."""
     text = decode(read_bytes(path), fmt.encoding, path) if text is None else text
     if not text.strip():
         raise DataError("the file is empty", source=path)

@@ -84,4 +84,4 @@ def _wordiness(column: pl.Series) -> float:
     texts = column.drop_nulls().head(1000)
     if texts.is_empty() or texts.str.contains("://").any():
         return 0.0
-    return texts.n_unique() / texts.len() * float(texts.str.contains(r"\p{L}").mean() or 0.0)
+    return texts.n_unique() / texts.len() * int(texts.str.contains(r"\p{L}").sum()) / texts.len()
