@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmosaic.cli import deploy, evidence, questions
+from fedmosaic.cli import answers, deploy, evidence, questions
 from fedmosaic.cli.options import OWN_FILES, DataDir, Imports, Json, Quiet, interruptible, note_licence, told_reading
 from fedmosaic.core.errors import FedmosaicError, RequestError, SettingsError
-from fedmosaic.report.console import list_row, print_table, progress_bar, show_summary
+from fedmosaic.report.console import print_table, progress_bar, show_summary
 
 app = typer.Typer(
     help="Federated recommendation: histories stay on devices, every user gets their own list.",
@@ -26,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(questions.app)
+app.add_typer(answers.app)
 app.add_typer(evidence.app)
 app.add_typer(deploy.app, name="deploy")
 
@@ -181,48 +182,6 @@ def show(
         return
     for summary in summaries:
         show_summary(summary, False)
-
-
-@app.command()
-def recommend(
-    place: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder or a saved model.")] = None,
-    user: Annotated[list[str] | None, typer.Option(help="User id; may be repeated.")] = None,
-    device: Annotated[Path | None, typer.Option(help="Folder of a device or silo: answers without a server.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Length of the list.")] = 10,
-    imports: Imports = None,
-    as_json: Json = False,
-) -> None:
-    """The best unseen items of a user, by the user's own id, with titles where they are known."""
-    from fedmosaic.runs.run_folder import RunFolder
-    from fedmosaic.serving.recommender import FederatedRecommender
-
-    if device is not None:
-        from fedmosaic.deploy.node import Node
-
-        node = Node(device)
-        model = node.recommender()
-        print(f"note: {node.provenance()}", file=sys.stderr)
-    elif place is not None:
-        saved = (place / "model.json").is_file()
-        model = FederatedRecommender.load(place) if saved else RunFolder.open(place).recommender()
-    else:
-        raise SettingsError("say which RUN, or --device FOLDER")
-    alone = device is not None and len(model.users_) == 1
-    user = user or ([str(model.users_.ids[0])] if alone else [])
-    if not user:
-        some = ", ".join(str(one) for one in model.users_.ids.head(3))
-        raise SettingsError(f"say which --user, for example one of {some}")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        lists = model.recommend(user, k)
-    for warning in caught:
-        print(f"note: {warning.message}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(lists.to_dicts()))
-        return
-    for one in user:
-        rows = lists.filter(lists["user"].cast(str) == one)
-        print_table(f"user {one}", ["rank", "item", "title", "score"], [list_row(r) for r in rows.to_dicts()])
 
 
 @app.command()

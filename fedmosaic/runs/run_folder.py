@@ -204,5 +204,5 @@ class RunFolder:
             settings.method, seed=settings.seed, pool=settings.pool, **settings.method_settings
         )
         model.split_ = None
-        state, _ = self.load_state(model.method_, "best", "latest", "previous")
-        return model.restore(Catalogue.load(self.place / "catalogue"), state)
+        state, position = self.load_state(model.method_, "best", "latest", "previous")
+        return model.restore(Catalogue.load(self.place / "catalogue"), state, position.round)
