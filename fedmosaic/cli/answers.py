@@ -111,10 +111,9 @@ def trained(place: Path) -> FederatedRecommender:
     folder = RunFolder.open(place)
     model = folder.recommender()
     if not folder.finished:
-        rounds = model.method_.rounds
         print(
-            f"note: {place} is not finished; this is its best state so far, of round {model.round_} of at most {rounds} "
-            f"(fedmosaic resume {place} goes on)",
+            f"note: {place} is not finished; this is its best state so far, of round {model.round_} of at most "
+            f"{model.method_.rounds} (fedmosaic resume {place} goes on)",
             file=sys.stderr,
         )
     return model

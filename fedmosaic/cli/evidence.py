@@ -205,7 +205,7 @@ def tune(
         if progress is not None:
 
             def tell(done: int, total: int, best: float) -> None:
-                progress(done, total, {"unit": "trial", "note": f"best validation {settings.select} {best:.4f}"})
+                progress(done, total, {"unit": "trial", "note": f"best validation {settings.selection} {best:.4f}"})
 
         found = search_for(search, file, data_dir, tell)
     name = f"{method}-{Path(dataset).name.split('.')[0]}-{settings.pool}"
@@ -216,7 +216,9 @@ def tune(
         result = {"settings": found.settings.method_settings, "value": found.value, "trials": found.trials}
         print(json.dumps({**result, "pruned": found.pruned, "file": str(place)}))
         return
-    print(f"best validation {settings.select} of {found.trials} trials ({found.pruned} cut short): {found.value:.4f}")
+    print(
+        f"best validation {settings.selection} of {found.trials} trials ({found.pruned} cut short): {found.value:.4f}"
+    )
     best = found.settings.method_settings
     print("  ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in best.items()))
     print(f"run it: fedmosaic run --config {place}")

@@ -65,6 +65,27 @@ def describe(
         out.print(f"expect of `fedmosaic run {method} {dataset}` (strict pool, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}")
 
 
+@app.command("recommend-method", epilog=OWN_FILES)
+def recommend_method(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A data set or a file.")],
+    pairs: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", metavar="KEY=VALUE...")] = None,
+    imports: Imports = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Which method suits some data, what it costs, what privacy it can have, and the command: five lines."""
+    from fedmosaic.runs.foresight import advice
+    from fedmosaic.runs.settings import Settings, parse_pairs
+
+    note_licence(data, data_dir)
+    settings = Settings.make("popularity", data, parse_pairs(pairs or []))
+    settings, words = settings.resolved()
+    if words is not None:
+        print(f"{data} {words}", file=sys.stderr)
+    found = advice(settings.load_data(data_dir), data, " ".join(pairs or []))
+    print(json.dumps(found.plain(data)) if as_json else "\n".join(found.lines))
+
+
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """What a bug report needs: versions, machine, cache, data folder."""

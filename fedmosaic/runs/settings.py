@@ -28,9 +28,11 @@ from fedmosaic.methods import registry
 from fedmosaic.methods.base import MethodSettings, renamed, validated
 from fedmosaic.training.method import Method
 
+HEADLINE, PAPERS = "full:hr@10", "sampled:hr@10"
 # Settings of which some came later than the first records, and some were always said: what a key has where nothing is
 # said, so that the keys of runs that are recorded stay what they are.
 ALWAYS_SAID = {"user": "user", "item": "item", "header": True, "encoding": "utf-8"}
+RECORDS_BEGAN = {"select": PAPERS, "method_settings": {}}  # what a record that says nothing of it was made with
 SAID_LATER = ("title", "decimal")
 FILE_ENDINGS = (".csv", ".tsv", ".txt", ".dat", ".inter", ".parquet")
 
@@ -84,7 +86,10 @@ class Settings(BaseModel):
     test_share: float = Field(default=0.1, gt=0, lt=1)
     candidates: int = Field(default=99, ge=1, description="sampled items beside each held-out one")
     candidate_seed: int = Field(default=0, ge=0)
-    select: str = Field(default="sampled:hr@10", description="what chooses the round: sampled or full, metric@k")
+    select: str = Field(
+        default="auto",
+        description="what chooses the round: sampled or full, metric@k; auto: full:hr@10, but as papers if pool=legacy",
+    )
     evaluate_every: int = Field(default=1, ge=1, description="rounds between evaluations on validation")
     patience: int | None = Field(
         default=None, ge=1, description="stop after so many rounds in which validation did not rise"
@@ -94,10 +99,12 @@ class Settings(BaseModel):
     @field_validator("select")
     @classmethod
     def _known_selection(cls, value: str) -> str:
+        if value == "auto":
+            return value
         protocol, _, metric = value.partition(":")
         name, _, cut = metric.partition("@")
         if protocol not in ("sampled", "full") or name not in METRICS or not cut.isdigit() or int(cut) < 1:
-            raise ValueError(f"sampled:METRIC@K or full:METRIC@K, with a metric of {', '.join(METRICS)}")
+            raise ValueError(f"auto, sampled:METRIC@K or full:METRIC@K, with a metric of {', '.join(METRICS)}")
         return value
 
     @classmethod
@@ -181,14 +188,21 @@ class Settings(BaseModel):
             return time_split(data, validation=validation, test=test)
         return ratio_split(data, validation=validation, test=test, ties=self.ties)
 
-    def protocol(self, rule: str, short: int = 0) -> str:
+    @property
+    def selection(self) -> str:
+        """What chooses the round: as was said, or else the headline; under the papers' pool, what papers choose by."""
+        return (PAPERS if self.pool == "legacy" else HEADLINE) if self.select == "auto" else self.select
+
+    def protocol(self, rule: str, short: int = 0, judged: int | None = None) -> str:
         """One line that belongs beside every number; `rule` is the split's own description.
 
         `short` users have fewer unseen items than candidates are wanted, so chance is higher for them.
+        judged: how many users chose the round, where not all did.
         """
         straddle = ", repeats straddle the split (leak)" if self.straddle else ""
         leak = {"strict": "", "legacy": " (leaks the held-out item)", "isolated": " (peeks)"}[self.pool]
-        selection = "last round" if self.split == "last-out" else f"selected on validation {self.select}"
+        selection = "last round" if self.split == "last-out" else f"selected on validation {self.selection}"
+        selection += f" of {judged:,} users" if judged is not None and self.split != "last-out" else ""
         fed = "" if self.input == "train" else "; input all-before: validation items are fed, not trained on"
         drawn = f"sampled = 1 + {self.candidates}" + (f" (fewer for {short:,} users)" if short else "")
         return f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; {drawn}; {selection}{fed}"
@@ -208,6 +222,11 @@ class Settings(BaseModel):
             run |= {k: v for k, v in ALWAYS_SAID.items() if run[k] is None}
         text = json.dumps({**run, "method_settings": own}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def recorded(self) -> dict[str, Any]:
+        """What a record keeps: all that is not as it was when records began."""
+        began = {name: field.default for name, field in type(self).model_fields.items()} | RECORDS_BEGAN
+        return {k: v for k, v in self.model_dump().items() if v is not None and v != began[k]}
 
     def to_toml(self) -> str:
         """The file that reruns this; absent means none."""

@@ -29,7 +29,7 @@ from fedmosaic.methods.closed_form import ClosedForm
 from fedmosaic.serving.asked import Asked, OnUnknown, as_ids, asked_histories, shut_out
 from fedmosaic.serving.catalogue import Catalogue
 from fedmosaic.serving.lessons import as_interactions, everything, joined, refuse
-from fedmosaic.training.loop import Begun, OnRound, Validation, train
+from fedmosaic.training.loop import LOOK, Begun, OnRound, Validation, train
 from fedmosaic.training.method import Method
 
 FORMAT = 2
@@ -66,7 +66,7 @@ class FederatedRecommender:
     ) -> FederatedRecommender:
         """Train on everything (interactions, a table, or the path of a file), or on a split's train part.
 
-        data: what to learn from. Given a split, the round with the best validation HR@10 (1 + 99) is kept.
+        data: what to learn from. Given a split, the round with the best validation HR@10 is kept.
         on_round: called as on_round(round, rounds, what is known). patience: stop after so many rounds without a best.
         columns: of a table or file: user, item, time ..., as of `Interactions.from_frame` and `from_csv`.
         """
@@ -76,7 +76,7 @@ class FederatedRecommender:
             self.split_: Split | None = data
             known, training = data.interactions, training_set(data, self.pool)
             if data.validation.values.size:
-                validation = Validation(data, draw_candidates(data))
+                validation = Validation(data, draw_candidates(data), "full:hr@10", scores=LOOK)
         else:
             self.split_ = None
             known = as_interactions(data, columns)
@@ -226,7 +226,7 @@ class FederatedRecommender:
         """Which items of a user's history speak for an item, and how much: columns item, share of the score, title.
 
         For methods that score by items of the history (ease, itemknn, mosaic); the largest shares first.
-        user: whose training history is asked; history: or one that is given, as in `recommend`. item: what is asked about.
+        user: whose training history is asked; history: or one that is given, as in `recommend`. item: what it is of.
         """
         self._check_fitted()
         if item is None or (user is None) == (history is None):
