@@ -23,7 +23,6 @@ app = typer.Typer(
     help="Federated recommendation: histories stay on devices, every user gets their own list.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.add_typer(questions.app)
 app.add_typer(answers.app)
@@ -170,12 +169,15 @@ def resume(
 
 @app.command()
 def show(
-    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder that holds some.")],
     as_json: Json = False,
 ) -> None:
-    """Print the results of finished runs again."""
-    from fedmosaic.runs.run_folder import RunFolder
+    """Print the results of finished runs again; of a folder of runs, a table of all of them."""
+    from fedmosaic.runs.run_folder import RunFolder, folders_in
 
+    if len(places) == 1 and not (places[0] / "config.toml").is_file() and (found := folders_in(places[0])):
+        questions.show_runs(found, as_json)
+        return
     summaries = [RunFolder.open(p).summary() for p in places]
     if as_json:
         print(json.dumps(summaries[0] if len(summaries) == 1 else summaries))

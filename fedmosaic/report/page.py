@@ -267,14 +267,15 @@ def _panel(runs: Sequence[_Run], count: int, say: Callable[[str], None]) -> list
                 chosen = _people(model, count)
                 people = {str(u): {"history": _history(model, u, titles), "lists": {}} for u in chosen}
             for row in model.recommend(chosen, LIST).to_dicts():
-                titles[str(row["item"])] = str(row.get("title") or row["item"])
+                _know(titles, str(row["item"]), str(row.get("title") or row["item"]))
                 people[str(row["user"])]["lists"].setdefault(run.name, []).append(str(row["item"]))
             hidden = load_ranks(run.folder.place, "full")
             for user in chosen:
                 at = model.users_.require([user])[0]
                 items = [str(i) for i in model.items_.take(hidden.item[hidden.user == at]).to_list()]
                 people[str(user)]["hidden"] = items
-                titles |= {i: _title(model, i) for i in items if i not in titles}
+                for item in items:
+                    _know(titles, item, _title(model, item))
         if people:
             groups.append({"data": group[0], "titles": titles, "people": people})
     return groups
@@ -290,8 +291,15 @@ def _people(model: FederatedRecommender, count: int) -> list[Any]:
 def _history(model: FederatedRecommender, user: Any, titles: dict[str, str]) -> dict[str, Any]:
     seen = model.training_.histories[int(model.users_.require([user])[0])]
     items = [str(i) for i in model.items_.take(np.asarray(seen[-HISTORY:])[::-1]).to_list()]
-    titles |= {i: _title(model, i) for i in items if i not in titles}
+    for item in items:
+        _know(titles, item, _title(model, item))
     return {"count": len(seen), "items": items}
+
+
+def _know(titles: dict[str, str], item: str, title: str) -> None:
+    """Keep what an item is called; a run without titles takes them from no other."""
+    if titles.get(item, item) == item:
+        titles[item] = title
 
 
 def _title(model: FederatedRecommender, item: str) -> str:

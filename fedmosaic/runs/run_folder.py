@@ -206,3 +206,8 @@ class RunFolder:
         model.split_ = None
         state, position = self.load_state(model.method_, "best", "latest", "previous")
         return model.restore(Catalogue.load(self.place / "catalogue"), state, position.round)
+
+
+def folders_in(parent: str | Path) -> list[RunFolder]:
+    """The run folders that a folder holds, by name."""
+    return [RunFolder(config.parent) for config in sorted(Path(parent).glob("*/config.toml"))]

@@ -23,7 +23,7 @@ GUEST = "guest"  # whom a history belongs to, if nobody is named
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class GivenHistories:
     """Histories by position, and the names of whom they belong to. times: beside every item, where they are known."""
 
     names: list[Id]
@@ -37,7 +37,7 @@ class Asked:
         return self.items.take(rows), None if self.times is None else self.times[slots(self.items, rows)]
 
 
-def asked_histories(history: Any, users: Any, items: Vocab, on_unknown: OnUnknown) -> Asked:
+def asked_histories(history: Any, users: Any, items: Vocab, on_unknown: OnUnknown) -> GivenHistories:
     """Histories as people have them.
 
     history: ids of one person, earliest first; or a table (a dict of columns, too) with a column `item` and, if known,
@@ -50,7 +50,7 @@ def asked_histories(history: Any, users: Any, items: Vocab, on_unknown: OnUnknow
     (['guest'], [0, 2], [3, 7])
     """
     table, times = _as_table(history), None
-    roles = {role: role for role in ("user", "item", "time") if role in table.columns}
+    roles: dict[str, Any] = {role: role for role in ("user", "item", "time") if role in table.columns}
     frame, _ = cleaned(
         TextTable(pick_columns(table, {"item": "item", **roles}, "history")), roles, source="history", unit="row",
         lenient=False,
@@ -73,7 +73,7 @@ def asked_histories(history: Any, users: Any, items: Vocab, on_unknown: OnUnknow
         times = frame["time"].to_numpy().astype(np.int64)
     order = np.lexsort((np.arange(owner.size), times if times is not None else np.zeros(owner.size), owner))
     order = order[positions[order] >= 0]
-    return Asked(
+    return GivenHistories(
         names,
         Ragged.group(owner[order], positions[order], len(names)),
         # a list tells an order and no times; each event then comes a tick after the one before
@@ -85,7 +85,7 @@ def known_items(items: Vocab, ids: Sequence[Id], on_unknown: OnUnknown) -> I64:
     """Positions of ids, -1 for those that are not in the catalogue: left out with a note, or refused."""
     found = items.positions(ids)
     if (found < 0).any():
-        missing = [str(ids[at]) for at in np.flatnonzero(found < 0)]
+        missing = [str(one) for one, at in zip(ids, found, strict=True) if at < 0]
         if on_unknown == "error":
             raise UnknownNameError(items.kind, missing[0], items.ids.to_list())
         more = ", ..." if len(missing) > SHOWN else ""

@@ -26,7 +26,7 @@ from fedmosaic.engines.federation import Federation
 from fedmosaic.evaluation.evaluate import Evaluation, checked_scores, evaluate, top_items
 from fedmosaic.methods import registry
 from fedmosaic.methods.closed_form import ClosedForm
-from fedmosaic.serving.asked import Asked, OnUnknown, as_ids, asked_histories, shut_out
+from fedmosaic.serving.asked import GivenHistories, OnUnknown, as_ids, asked_histories, shut_out
 from fedmosaic.serving.catalogue import Catalogue
 from fedmosaic.serving.lessons import as_interactions, everything, joined, refuse
 from fedmosaic.training.loop import LOOK, Begun, OnRound, Validation, train
@@ -313,7 +313,7 @@ class FederatedRecommender:
         k: int,
         exclude_seen: bool,
         closed: npt.NDArray[np.bool_],
-        asked: Asked | None,
+        asked: GivenHistories | None,
     ) -> pl.DataFrame:
         known = np.flatnonzero(positions >= 0)
         counts = np.bincount(self.training_.histories.values, minlength=len(self.items_)).astype(np.float64)
@@ -334,7 +334,7 @@ class FederatedRecommender:
         scorer = self.method_.scorer(self.training_ if training is None else training, self.state_)
         return checked_scores(scorer, positions, len(self.items_))
 
-    def _as_training(self, asked: Asked, rows: npt.NDArray[np.integer]) -> TrainingSet:
+    def _as_training(self, asked: GivenHistories, rows: npt.NDArray[np.integer]) -> TrainingSet:
         """Histories that were given, in the place of those that were trained on."""
         items, times = asked.take(rows)
         return TrainingSet(items, items, len(self.items_), times=times if self.training_.times is not None else None)
