@@ -34,7 +34,19 @@ def test_all_runs_of_a_folder_are_a_table(place: Path) -> None:
 
 
 def test_a_comparison_goes_without_what_is_not_wanted_and_into_a_file(place: Path) -> None:
-    words = ("compare", "itemknn", "--data", "synthetic", "--set", "users=30", "--set", "per_user=8", "--seeds", "1", "-q")
+    words = (
+        "compare",
+        "itemknn",
+        "--data",
+        "synthetic",
+        "--set",
+        "users=30",
+        "--set",
+        "per_user=8",
+        "--seeds",
+        "1",
+        "-q",
+    )
     assert run_command(*words, "--without", "local-only", "-o", "table.md").code == 0
     text = Path("table.md").read_text()
     assert "itemknn" in text

@@ -19,6 +19,7 @@ import polars as pl
 
 from fedmosaic.core import keys
 from fedmosaic.core.errors import DataError, SettingsError
+from fedmosaic.core.looks import Glance, Shown
 from fedmosaic.core.ragged import I32, I64
 from fedmosaic.data.clean import as_polars, cleaned, merge_duplicates, pick_columns
 from fedmosaic.data.own_files import alike, matching, read_own
@@ -30,8 +31,8 @@ from fedmosaic.data.vocab import Vocab
 TEXT_ONLY = ("separator", "header", "encoding", "decimal")  # what only files of text have
 
 
-@dataclass(frozen=True, eq=False)
-class Interactions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Interactions(Shown):
     """Who met what, when: positions in canonical order, with the vocabularies that name them.
 
     >>> shop = Interactions.from_frame(
@@ -279,6 +280,25 @@ class Interactions:
         kept = float((self.rating >= bar).mean())
         words = f"{low:g} to {high:g}; every row counts as a positive"
         return words if low == high else f"{words}, min_rating={bar:g} would keep {kept:.0%}"
+
+    def glance(self) -> Glance:
+        """Counts, and whether there are times, ratings and titles."""
+        users, items = len(self.users), len(self.items)
+        per_user = np.bincount(self.user, minlength=users)
+        has = [
+            name
+            for name, part in (("times", self.time), ("ratings", self.rating), ("titles", self.info))
+            if part is not None
+        ]
+        facts = [
+            ("users", f"{users:,}"),
+            ("items", f"{items:,}"),
+            ("events per user", f"{np.median(per_user):g} (median), {per_user.min()} to {per_user.max()}"),
+            ("density", f"{len(self) / max(users * items, 1):.2%}"),
+            ("with", ", ".join(has) or "neither times, ratings nor titles"),
+        ]
+        left = [("left out", ", ".join(f"{n:,} x {why}" for why, n in self.left_out.items()))] if self.left_out else []
+        return Glance(f"Interactions: {len(self):,} events", facts + left)
 
     def describe(self) -> dict[str, Any]:
         """Counts a paper would print."""

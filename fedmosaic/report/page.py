@@ -19,12 +19,14 @@ from fedmosaic.report.curves import HR, validation_curve
 from fedmosaic.runs.ledger import Record
 from fedmosaic.runs.run import load_ranks
 from fedmosaic.runs.run_folder import RunFolder
-from fedmosaic.runs.settings import Settings
+from fedmosaic.runs.settings import OF_FILES, Settings
 from fedmosaic.serving.recommender import FederatedRecommender
 
 LIST = 10
 HISTORY = 40  # newest items of a history that are shown
 COLUMNS = (("full", "hr@10"), ("full", "ndcg@10"), ("sampled", "hr@10"), ("sampled", "ndcg@10"))
+
+WHICH_ROWS = ("min_rating", "min_user_rows", "lenient")  # of what is said about files, that which changes the data
 
 
 def write_page(
@@ -96,7 +98,7 @@ def _name(one: Settings, others: Sequence[Settings]) -> str:
     if any(o.method_settings != one.method_settings for o in rest):
         parts += [f"{k}={v}" for k, v in one.method_settings.items()]
     for key in Settings.model_fields:
-        told = key in ("method", "pool", "method_settings", "dataset")
+        told = key in ("method", "pool", "method_settings", "dataset", *OF_FILES) and key not in WHICH_ROWS
         if not told and any(getattr(o, key) != getattr(one, key) for o in rest):
             parts.append(f"{key}={getattr(one, key)}")
     if len({o.dataset for o in others}) > 1:

@@ -15,6 +15,7 @@ import polars as pl
 
 from fedmosaic.core.errors import ForeignError, RunError, SettingsError
 from fedmosaic.core.files import digest_of, load_tensors, read_json, save_tensors, write_json
+from fedmosaic.core.looks import Glance, Shown, notebook_bar
 from fedmosaic.core.ragged import I64
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.negatives import Pool, draw_candidates, training_set
@@ -36,7 +37,7 @@ FORMAT = 2
 Users = Sequence[Id] | Id | None
 
 
-class FederatedRecommender:
+class FederatedRecommender(Shown):
     """A method by its name, trained on interactions and answering in the ids they came with.
 
     method: a name of `fedmosaic list methods`. seed: everything random follows from it. pool: which items may be
@@ -51,6 +52,20 @@ class FederatedRecommender:
     def __init__(self, method: str = "mosaic", *, seed: int = 0, pool: Pool = "strict", **settings: Any) -> None:
         self.method, self.seed, self.pool, self.settings = method, seed, pool, settings
         self.method_: Method[Any] = registry.entry(method).build(settings)
+
+    def glance(self) -> Glance:
+        """The method, what it was set to, and what it was trained on."""
+        settings = ", ".join(f"{k}={v}" for k, v in self.settings.items()) or "defaults"
+        facts = [("settings", settings), ("seed", str(self.seed))]
+        if getattr(self, "state_", None) is None:
+            return Glance(f"FederatedRecommender: {self.method}, not trained yet", facts)
+        facts += [
+            ("trained on", f"{self.training_.histories.values.size:,} events of {len(self.users_):,} users"),
+            ("items", f"{len(self.items_):,}" + (", with titles" if self.info_ is not None else "")),
+            ("round", f"{self.round_} of at most {self.method_.rounds}"),
+            ("answers histories", "yes" if getattr(self.method_, "from_history", False) else "no"),
+        ]
+        return Glance(f"FederatedRecommender: {self.method}", facts)
 
     def get_params(self) -> dict[str, Any]:
         """Arguments of the constructor, as given."""
@@ -126,6 +141,7 @@ class FederatedRecommender:
         begun: Begun[Any] | None = None,
     ) -> FederatedRecommender:
         state: Any = None
+        on_round = on_round or notebook_bar(f"{self.method} learns")
         for seen in train(self.method_, catalogue.training, self.seed, validation, begun, patience=patience):
             if seen.best:
                 state, self.round_ = seen.step.state, seen.step.round
