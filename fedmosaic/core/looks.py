@@ -7,6 +7,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 TALL = 24  # lines of a terminal that a card may fill
@@ -34,19 +35,16 @@ class Glance:
             every = [self.head, *self.rows]
             widths = [max(len(row[at]) for row in every) for at in range(len(self.head))]
             for row in every:
-                cells = [
-                    c.ljust(w) if at == 0 else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True))
-                ]
-                lines.append("  " + "  ".join(cells).rstrip())
+                first, *rest = (f"{c:{'<' if at == 0 else '>'}{widths[at]}}" for at, c in enumerate(row))
+                lines.append("  " + "  ".join([first, *rest]).rstrip())
         return "\n".join(lines[:TALL] + (["  ..."] if len(lines) > TALL else []))
 
     @property
     def html(self) -> str:
         """The same as HTML that stands on its own."""
         left, right = ' style="text-align:left"', ' style="text-align:right"'
-        facts = "".join(
-            f"<tr><th{left}>{html.escape(n)}</th><td{left}>{html.escape(v)}</td></tr>" for n, v in self.facts
-        )
+        told = [(html.escape(name), html.escape(value)) for name, value in self.facts]
+        facts = "".join(f"<tr><th{left}>{name}</th><td{left}>{value}</td></tr>" for name, value in told)
         parts = [f"<strong>{html.escape(self.title)}</strong>", f"<table>{facts}</table>" if facts else ""]
         if self.head:
             sides = [left] + [right] * (len(self.head) - 1)
@@ -78,13 +76,12 @@ def notebook_bar(title: str) -> Callable[[int, int, dict[str, Any]], None] | Non
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None or "IPKernelApp" not in getattr(shell, "config", {}):
         return None
-    from IPython.display import HTML, display
-
-    handle = display(HTML(_bar(title, 0, 1)), display_id=True)
+    seen: Any = import_module("IPython.display")
+    handle = seen.display(seen.HTML(_bar(title, 0, 1)), display_id=True)
 
     def update(done: int, total: int, line: dict[str, Any]) -> None:
         if done % max(1, total // 100) == 0 or done == total:
-            handle.update(HTML(_bar(title, done, total)))
+            handle.update(seen.HTML(_bar(title, done, total)))
 
     return update
 

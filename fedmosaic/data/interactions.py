@@ -285,11 +285,8 @@ class Interactions(Shown):
         """Counts, and whether there are times, ratings and titles."""
         users, items = len(self.users), len(self.items)
         per_user = np.bincount(self.user, minlength=users)
-        has = [
-            name
-            for name, part in (("times", self.time), ("ratings", self.rating), ("titles", self.info))
-            if part is not None
-        ]
+        parts = {"times": self.time, "ratings": self.rating, "titles": self.info}
+        has = [name for name, part in parts.items() if part is not None]
         facts = [
             ("users", f"{users:,}"),
             ("items", f"{items:,}"),

@@ -45,11 +45,8 @@ class Evaluation(Shown):
         """The usual metrics of both rankings, in percent."""
         tables = {"full": self.full.table()} | ({"sampled": self.sampled.table()} if self.sampled is not None else {})
         names = ("hr@5", "hr@10", "ndcg@10", "hr@20")
-        rows = [
-            (name, *(f"{100 * table[n]:.2f}" if n in table else "" for n in names)) for name, table in tables.items()
-        ]
-        chance = self.full.chance().table()
-        rows.append(("chance (full)", *(f"{100 * chance[n]:.2f}" if n in chance else "" for n in names)))
+        tables["chance (full)"] = self.full.chance().table()
+        rows = [(name, *(f"{100 * table[n]:.2f}" for n in names)) for name, table in tables.items()]
         users = np.unique(self.full.user).size
         head = ("percent", *(n.upper() for n in names))
         return Glance(f"Evaluation: {self.part}, {users:,} users, coverage@10 {self.coverage:.1%}", (), head, rows)
