@@ -1,4 +1,4 @@
-"""Verbs that answer people: recommend, similar, explain."""
+"""Verbs that answer people: recommend, similar, explain, export, serve."""
 
 from __future__ import annotations
 
@@ -99,6 +99,57 @@ def explain(
         return
     rows = [[str(r["item"]), str(r.get("title") or ""), f"{r['share']:.4f}"] for r in found.head(k).to_dicts()]
     print_table(f"what speaks for {item}", ["item", "title", "share"], rows)
+
+
+@app.command()
+def export(
+    place: Trained,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the bundle.")],
+    page: Annotated[bool, typer.Option("--page/--no-page", help="With a page that answers in a browser.")] = True,
+    as_json: Json = False,
+) -> None:
+    """A small folder that answers from a history without this library: arrays, a page of NumPy, a page of HTML."""
+    from fedmosaic.runs.foresight import size
+    from fedmosaic.serving.bundle import LARGE_PAGE
+    from fedmosaic.serving.bundle import export as write
+
+    written = write(trained(place), out, page=page)
+    sizes = {file.name: file.stat().st_size for file in sorted(written.iterdir())}
+    if as_json:
+        print(json.dumps({"bundle": str(written), "bytes": sizes}))
+        return
+    for name, count in sizes.items():
+        print(f"{written / name}: {size(count)}")
+    if sizes.get("index.html", 0) > LARGE_PAGE:
+        print("note: the page is large; a model with rank=64 (mosaic) makes a small one", file=sys.stderr)
+
+
+@app.command()
+def serve(
+    place: Trained,
+    host: Annotated[str, typer.Option(help="Address to answer at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to answer at.")] = 8000,
+    beyond: Annotated[
+        bool, typer.Option("--trusted-network", help="Allow an address beyond this machine (there is no TLS here).")
+    ] = False,
+    imports: Imports = None,
+) -> None:
+    """Answer over HTTP: /recommend, /recommend/batch, /similar, /health, /metrics, /openapi.json; keeps no history."""
+    from fedmosaic.core.extras import require_extra
+
+    require_extra("serving", "starlette", "Starlette", "serve")
+    require_extra("serving", "uvicorn", "Uvicorn", "serve")
+    if host not in ("127.0.0.1", "localhost", "::1") and not beyond:
+        raise SettingsError(
+            f"{host} is not this machine, and anybody there could ask; give --trusted-network, behind what has TLS"
+        )
+    import uvicorn
+
+    from fedmosaic.serving.http import app as answering
+
+    model = trained(place)
+    print(f"answering at http://{host}:{port} (Ctrl-C ends); try /health, /openapi.json", file=sys.stderr)
+    uvicorn.run(answering(model), host=host, port=port, log_level="warning", access_log=False)
 
 
 def trained(place: Path) -> FederatedRecommender:

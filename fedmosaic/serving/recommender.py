@@ -154,6 +154,8 @@ class FederatedRecommender(Shown):
         self.users_, self.items_ = catalogue.users, catalogue.items
         self.info_, self.training_ = catalogue.info, catalogue.training
         self.catalogue_, self.state_, self.round_ = catalogue, state, round
+        counts = np.bincount(catalogue.training.histories.values, minlength=len(catalogue.items))
+        self.popular_ = counts.astype(np.float64)  # what whoever is not known is shown
         return self
 
     def recommend(
@@ -332,8 +334,7 @@ class FederatedRecommender(Shown):
         asked: GivenHistories | None,
     ) -> pl.DataFrame:
         known = np.flatnonzero(positions >= 0)
-        counts = np.bincount(self.training_.histories.values, minlength=len(self.items_)).astype(np.float64)
-        scores = np.tile(counts, (positions.size, 1))
+        scores = np.tile(self.popular_, (positions.size, 1))
         if known.size:
             training, rows = self.training_, positions[known]
             if asked is not None:
