@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -143,6 +144,12 @@ def serve(
         raise SettingsError(
             f"{host} is not this machine, and anybody there could ask; give --trusted-network, behind what has TLS"
         )
+    for name in (
+        "OPENBLAS",
+        "OMP",
+        "MKL",
+    ):  # threads within a request would wait for others
+        os.environ.setdefault(f"{name}_NUM_THREADS", "1")
     import uvicorn
 
     from fedmosaic.serving.http import app as answering

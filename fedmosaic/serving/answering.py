@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedmosaic.core.errors import UnknownNameError
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.evaluation.evaluate import top_items
-from fedmosaic.serving.asked import GivenHistories, asked_histories, shut_out
+from fedmosaic.serving.asked import GivenHistories, shut_out
 from fedmosaic.serving.recommender import FederatedRecommender
 
 MOST_ITEMS = 10_000  # of a history, or of a filter
@@ -103,13 +103,14 @@ def answers(model: FederatedRecommender, questions: Sequence[Question]) -> list[
             scores[[at for at, _ in filled]] = model._scores(np.arange(len(filled)), training)
         for at, told in filled:
             source[at], seen[at] = "history", told.items.values
-    retired = model.catalogue_.retired_mask
+    retired: Any = model.catalogue_.retired if model.catalogue_.retired is not None else []
     found = []
     for at, one in enumerate(questions):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            closed = shut_out(model.items_, one.exclude or None, one.only, "popular") | retired
-        scores[at, closed] = -np.inf
+        if one.exclude or one.only is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scores[at, shut_out(model.items_, one.exclude or None, one.only, "popular")] = -np.inf
+        scores[at, retired] = -np.inf
         if one.exclude_seen:
             scores[at, seen[at]] = -np.inf
         top = top_items(scores[at : at + 1], min(one.k, n_items))[0]
@@ -122,16 +123,14 @@ def answers(model: FederatedRecommender, questions: Sequence[Question]) -> list[
 
 
 def _history(model: FederatedRecommender, asked: Question, left_out: list[Id]) -> GivenHistories:
-    items, times = asked.history or [], asked.times
-    known = model.items_.positions(items) >= 0
-    left_out += [one for one, here in zip(items, known, strict=True) if not here]
-    kept = [one for one, here in zip(items, known, strict=True) if here]
-    table: dict[str, Any] = {"item": [str(one) for one in kept]}
-    if times is not None:
-        table["time"] = [one for one, here in zip(times, known, strict=True) if here]
-    if not kept:
-        return GivenHistories(["guest"], Ragged.from_rows([[]]), np.zeros(0, np.int64))
-    return asked_histories(table if times is not None else kept, None, model.items_, "error")
+    """As `asked_histories` makes it, without a table in between: a server does this for every request."""
+    items = asked.history or []
+    positions = model.items_.positions(items)
+    left_out += [one for one, place in zip(items, positions, strict=True) if place < 0]
+    times = np.array(asked.times, np.int64) if asked.times is not None else np.arange(len(items))
+    here = np.flatnonzero(positions >= 0)
+    order = here[np.argsort(times[here], kind="stable")]
+    return GivenHistories(["guest"], Ragged(positions[order].astype(np.int32), np.array([0, order.size])), times[order])
 
 
 def _together(histories: Sequence[GivenHistories]) -> GivenHistories:
