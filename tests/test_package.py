@@ -55,7 +55,17 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
 def test_the_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     python, (wheel,) = tmp_path / "env" / "bin" / "python", built.glob("*.whl")
-    install = [python, "-m", "pip", "install", "-q", "--no-compile", "-c", str(ROOT / "constraints.txt"), str(wheel)]
+    install = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-compile",
+        "-c",
+        str(ROOT / "constraints.txt"),
+        str(wheel),
+    ]
     here = tmp_path / "elsewhere"
     here.mkdir()
     plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"FEDMOSAIC_CACHE": str(tmp_path / "cache")}

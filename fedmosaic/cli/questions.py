@@ -72,9 +72,8 @@ def describe(
     seen = found["privacy"]
     print_table("who sees what of a user (docs/privacy.md)", list(seen[0]), [list(row.values()) for row in seen])
     for dataset, (hr, ndcg) in found["expect"].items():
-        out.print(
-            f"expect of `fedmosaic run {method} {dataset} select=sampled:hr@10` (strict pool, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}"
-        )
+        command = f"fedmosaic run {method} {dataset} select=sampled:hr@10"
+        out.print(f"expect of `{command}` (strict pool, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}")
 
 
 @app.command("recommend-method", epilog=OWN_FILES)
