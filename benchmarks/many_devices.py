@@ -58,7 +58,7 @@ def made_up(place: Path, devices: int, items: int, rounds: int) -> list[Node]:
     catalogue = pl.DataFrame({"item": [f"i{n}" for n in range(items)]})
     agreement = Agreement(
         method="fedmf", method_settings={"rounds": rounds, "dim": 16}, items=catalogue_digest(catalogue),
-        deadline=120.0, cohort=max(3, 2 * devices // 3),
+        deadline=600.0, cohort=max(3, 2 * devices // 3),
     )  # fmt: skip
     rng = np.random.default_rng(0)
     drawn = [rng.choice(items, min(20, items // 2), replace=False) for _ in range(devices)]

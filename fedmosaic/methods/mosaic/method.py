@@ -40,7 +40,7 @@ from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import Scores, State, Statistics
-from fedmosaic.methods.mosaic import factored, features, full, gate, private, rows, softmax
+from fedmosaic.methods.mosaic import factored, features, full, gate, private, rows, sizes, softmax
 from fedmosaic.methods.mosaic.gate import Candidate
 from fedmosaic.methods.private_release import PrivateRelease
 
@@ -233,14 +233,14 @@ class Mosaic(PrivateRelease):
         some = total["events"] >= self.least
         if not some.any():  # too little of everything: all that was seen
             some = total["events"] > 0
-        k, m, windows = int(some.sum()), some.size, len(self._windows)
+        m = some.size
+        size = sizes.full(int(some.sum()), m, len(self._windows), self.features, self.folds)
         state = {
             **state,
             "inputs": np.where(some, np.cumsum(some) - 1, -1).astype(np.int32),
             "events": total["events"],
             "recent": (total["late"] / max(total["late"].max(), 1e-9)).astype(np.float32),
         }
-        size = 8 * (k + self.features) * (windows * (k + self.features + m) + k) * max(self.folds, 1)
         if self.rank is None and size <= LARGEST:
             return state
         if name := self._addition:
@@ -249,6 +249,16 @@ class Mosaic(PrivateRelease):
                 f"{size / 2**30:.1f} GiB with {name}={getattr(self, name)} (limit {LARGEST / 2**30:.3g}); use fewer"
             )
         return factored.first_bases(state, self.rank or RANK)
+
+    def largest_message(self, events: npt.NDArray[np.int64]) -> int:
+        """Bytes of the largest sum that a device sends, where items were met so often."""
+        k, m, windows = sizes.predicting(events, self.least), events.size, len(self._windows)
+        if self.epsilon is not None:
+            return sizes.full(min(k, self.most), m, windows)
+        whole = sizes.full(k, m, windows, self.features, self.folds)
+        if self.rank is None and whole <= LARGEST:
+            return whole
+        return sizes.factored(k, m, windows, self.rank or RANK)
 
     def without_validation(self) -> Mosaic:
         """One window, and the weights as they were given."""
