@@ -185,14 +185,18 @@ class Coordinator:
         return 1 if ids.size == 1 else self.agreement.fewest
 
     def _gathered(self, number: int, drawn: Mapping[str, I64]) -> list[str]:
-        """Those of the drawn nodes that are there; while nodes are still coming in, it waits for them."""
+        """Those of the drawn nodes that are there; while nodes are still coming in, it waits for them.
+
+        Whoever misses the sums of a closed form is in none of it, so those wait for a deadline.
+        """
+        patience = self.agreement.deadline if isinstance(self.work, SummedWork) else SETTLED
         while True:
             self.desk.settle(number)
             there = self.desk.there() & set(drawn)
             if there - self.seen:
                 self.newest = self.clock()
             self.seen = there
-            if len(there) == len(drawn) or self.clock() - self.newest >= SETTLED:
+            if len(there) == len(drawn) or self.clock() - self.newest >= patience:
                 free, self.began = self.desk.free(), self.clock()
                 return [node for node in drawn if node in free]
             self.sleep(self.pause)
