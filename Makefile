@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test test-slow test-light lint bench clean
+.PHONY: docs demo test test-slow test-light lint bench clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -45,6 +45,10 @@ bench: $(VENV)/.dev  ## print the speed figures of docs and README
 	@$(BIN)/python benchmarks/ground_floor.py
 	@$(BIN)/python benchmarks/engines.py
 	@$(BIN)/python benchmarks/scale.py
+
+docs: $(VENV)/.dev  ## the site, into build/site, without warnings
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 clean:  ## remove what the other targets made (the data cache stays: `fedmosaic doctor` says where it is)
 	@rm -rf $(VENV) $(LIGHT) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

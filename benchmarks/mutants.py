@@ -115,7 +115,7 @@ def server_side(agreement: Agreement, place: Path) -> Callable[[bytes], str]:
     assert isinstance(work, LearntWork)
     rules, server = Rules(work.algorithm, ITEMS, 50.0), work.parameters(work.start(ITEMS, 0))
     terms = agreement.terms(1, "a", "t", (0, 1, 2, 3)) if agreement.secure else None
-    size = work.size(None, ITEMS)  # type: ignore[arg-type]
+    size = work.size(None, ITEMS)
 
     def take(content: bytes) -> str:
         try:
@@ -175,8 +175,8 @@ def main() -> None:
             way = "masked" if secure else "plain"
             sides.append((f"server, {way}", sent, server_side(agreement, place / "spool")))
             sides.append((f"node, {way}", told, node_side(nodes[0])))
-        parcel = flower.Parcel.of("answer", b"x" * 100)
-        request = flower.pushed(parcel, "m", 1)
+        packet = flower.Packet.of("answer", b"x" * 100)
+        request = flower.pushed(packet, "m", 1)
         sides.append(("gate", [request], at_the_gate))
         begun, first = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for number in range(options.count):

@@ -16,11 +16,11 @@ from fedmosaic.data.split import Split, leave_one_out
 
 use_threads(1)  # the tests run in parallel processes already; PyTorch is asked only where it is in use
 # What cannot even be imported without an extra is left out, and said at the head of the run.
-collect_ignore = (
-    ["fleets.py", "test_deploy.py", "test_devices.py", "test_messages.py", "test_secret.py"]
-    if not find_spec("flwr")
-    else []
-)
+NEED_FLOWER = [
+    "fleets.py", "test_binding.py", "test_deploy.py", "test_devices.py", "test_faults.py", "test_gate.py",
+    "test_messages.py", "test_secret.py", "test_sums_on_the_wire.py",
+]  # fmt: skip
+collect_ignore = [] if find_spec("flwr") else NEED_FLOWER
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

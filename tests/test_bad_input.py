@@ -92,7 +92,7 @@ def test_missing_file_folder_and_column(tmp_path: Path) -> None:
         Interactions.from_csv(write(tmp_path, HEADER + GOOD[0]), user="customer")
     with pytest.raises(DataError, match="header repeats 'user'"):
         Interactions.from_csv(write(tmp_path, "user,user,item\n1,2,3\n"))
-    with pytest.raises(DataError, match=r"ending '.xyz' declares no separator"):
+    with pytest.raises(DataError, match=r"no separator is recognised"):
         Interactions.from_csv(write(tmp_path, "a", "shop.xyz"))
 
 
@@ -124,7 +124,10 @@ def test_recbole_header_is_read_by_name(tmp_path: Path) -> None:
 def test_wrong_encoding_names_the_byte(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER.encode() + "u1,café,1,2\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"byte 28 \(0xe9\) is not utf-8"):
-        load(path)
+        load(path, encoding="utf-8")
+    with pytest.raises(DataError, match=r"byte 38 \(0xe9\) is not utf-8"):  # part of it is: the rest is damaged
+        load(write(tmp_path, HEADER.encode() + "u1,café,1,2\n".encode() + "u1,é,1,2\n".encode("latin-1"), "both.csv"))
+    assert load(path).items.ids.to_list() == ["café"]
     assert load(path, encoding="latin-1").items.ids.to_list() == ["café"]
     with pytest.raises(DataError, match="unknown encoding"):
         load(path, encoding="klingon")
@@ -270,4 +273,4 @@ def test_filters_are_counted(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no row is left"):
         load(path, min_user_rows=9)
     with pytest.raises(DataError, match="min_rating was given, but no rating column"):
-        Interactions.from_csv(path, min_rating=3)
+        Interactions.from_csv(path, rating="no", min_rating=3)

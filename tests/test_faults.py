@@ -130,7 +130,7 @@ def test_a_full_disk_on_the_server_ends_it_and_it_goes_on_later(
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut short": lambda b: b[: len(b) // 2],
-    "not text": lambda b: b[: len(b) // 2] + b"\xff\xfe\x00AAAA" + b[len(b) // 2 + 4 :],
+    "not text": lambda b: b"\xff\xfe\x00" + b[: len(b) // 2] + b"\xff\xfeAAAA" + b[len(b) // 2 :],
     "empty": lambda b: b"",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import time
@@ -20,7 +21,7 @@ from fedmosaic.core.errors import SettingsError
 from fedmosaic.core.files import write_json
 from fedmosaic.deploy import flower
 from fedmosaic.deploy import gate as gates
-from fedmosaic.deploy.flower import AwayError, FleetLine, NotLetInError, Parcel, digest
+from fedmosaic.deploy.flower import AwayError, FleetLine, NotLetInError, Packet, digest
 from fedmosaic.deploy.gate import Gate, opened
 from fedmosaic.deploy.keys import CA, NODE_KEY, make_authority, make_certificate, make_node_keys, public_keys
 from fedmosaic.deploy.mailbox import GRACE, THERE, Mailbox
@@ -60,6 +61,12 @@ class Door:
         context = ssl.create_default_context(cafile=str(self.place / CA))
         plain = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
         return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+@pytest.fixture(autouse=True)
+def another_default_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's and others' imports may set one, whose transports are of other types."""
+    monkeypatch.setattr(asyncio, "new_event_loop", lambda: pytest.fail("the gate has a loop of its own"))
 
 
 @pytest.fixture
@@ -102,13 +109,13 @@ def test_messages_go_there_and_back_in_parts(door: Door) -> None:
 
 def test_an_answer_that_was_cut_goes_on_with_the_part_it_had_come_to(door: Door) -> None:
     content = bytes(3 * flower.PART) + b"end"
-    parcel = Parcel.of("x", content)
-    assert len(set(parcel.order)) == 2  # parts that are alike are sent once
+    packet = Packet.of("x", content)
+    assert len(set(packet.order)) == 2  # parts that are alike are sent once
     with door.line() as line:
         line.join()
         name = door.box.send("a", b"a task", PATIENCE)
-        assert door.box.answer("a", name, parcel.order) == list(dict.fromkeys(parcel.order))
-        assert door.box.take("a", parcel.order[0], parcel.parts[parcel.order[0]])
+        assert door.box.answer("a", name, packet.order) == list(dict.fromkeys(packet.order))
+        assert door.box.take("a", packet.order[0], packet.parts[packet.order[0]])
         assert line.receive() is not None  # the node has died, and is asked again
         line.send(name, content)
         assert until(door.box.receive)[0].content == content

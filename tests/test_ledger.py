@@ -19,12 +19,20 @@ from fedmosaic.reproduce.draw_rows import draw_tsne
 from fedmosaic.reproduce.shelf import CARDS
 from fedmosaic.runs.ledger import Ledger, Record, modernise
 from fedmosaic.runs.run_folder import RunFolder
-from fedmosaic.runs.settings import Settings
+from fedmosaic.runs.settings import PAPERS, Settings
 from fedmosaic.runs.study import run_study
 
 DOCS = Path(__file__).parent.parent / "docs"
 WRITE_AGAIN = "write it again: fedmosaic reproduce all --ledger docs/ledger.jsonl -o docs/results.md"
-TOY: dict[str, Any] = {"users": 50, "items": 40, "per_user": 8, "dim": 4, "rounds": 3, "item_rate": 2.0}
+TOY: dict[str, Any] = {
+    "users": 50,
+    "items": 40,
+    "per_user": 8,
+    "dim": 4,
+    "rounds": 3,
+    "item_rate": 2.0,
+    "select": PAPERS,
+}
 TWO = [Settings.make("fedmf", "synthetic", {**TOY, "seed": seed}) for seed in range(2)]
 
 
@@ -149,7 +157,10 @@ def test_old_names_are_mapped_and_results_stay_as_they_are(made: tuple[Path, Pat
     for method, name, value in old:
         record = found[method]
         assert record.settings["method_settings"][name] == pytest.approx(value)
-        assert record.key == Settings.make(method, "ml-100k", record.settings["method_settings"]).key()
+        assert (
+            record.key
+            == Settings.make(method, "ml-100k", {"select": PAPERS, **record.settings["method_settings"]}).key()
+        )
         assert (record.summary, record.curve, record.made, record.data) == (one.summary, one.curve, one.made, one.data)
     assert modernise(path) == {"total": 4, "renamed": 0, "rekeyed": 0, "records": []}
 
@@ -163,7 +174,7 @@ def test_numbers_that_other_pages_repeat_are_those_of_the_ledger(tmp_path: Path)
     results = Results(tmp_path, MANY, False, ledger=Ledger.read(DOCS / "ledger.jsonl"))
     rows = [c for name in ("pfedrec-table2", "pfedrec-table3") for c in CARDS[name].rows(False)]
     ours = {(c.method, c.row, c.data): c for c in rows if c.data in ("ml-100k", "ml-1m")}
-    methods, readme = (path.read_text() for path in (DOCS / "methods.md", DOCS.parent / "README.md"))
+    methods, readme = (path.read_text() for path in (DOCS / "methods.md", DOCS / "numbers.md"))
     wanted = [(methods, f"| `{m}`", c) for (m, _, data), c in ours.items() if data == "ml-100k" and c.paper[0]]
     wanted = [w for w in wanted if w[1] in methods]
     wanted += [(readme, f"| {row}, {NAMES[d]} ", c) for (_, row, d), c in ours.items() if row in ("FedMF", "PFedRec")]

@@ -13,7 +13,7 @@ from fleets import NEEDS_TORCH, agreement_of, coordinator_of, finished, held, hi
 from safetensors.numpy import save
 
 from fedmosaic.core.errors import SettingsError
-from fedmosaic.core.files import digest_of, unpack
+from fedmosaic.core.files import digest_of, read_lines, unpack
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.protocol import Refused, TaskMessage, UpdateMessage
 from fedmosaic.testing import Clock, LocalTransport
@@ -226,6 +226,22 @@ def test_a_bad_task_is_answered_and_changes_nothing(change: dict[str, Any], tmp_
     assert held(nodes["n0"]) == before
     assert one.round()["clients"] == 2
     assert UpdateMessage.decode(nodes["n0"].answer(b"nonsense")).status == "failed"
+
+
+def test_a_refusal_that_comes_again_and_again_is_told_once(tmp_path: Path) -> None:
+    """A server that asks for the same wrong thing every second fills no disk."""
+    data = histories(2)
+    server, nodes = make_fleet(tmp_path, agreement_of("fedmf", 30), data, [[0], [1]])
+    transport = LocalTransport(nodes)
+    coordinator_of(server, nodes, transport).round()
+    wrong = replace(TaskMessage.decode(transport.received[0][1]), federation="another").encode()
+    log = nodes["n0"].place / "log.jsonl"
+    for _ in range(50):
+        nodes["n0"].answer(wrong)
+    assert sum(line["event"] == "refused" for line in read_lines(log)) == 1
+    nodes["n0"].answer(b"nonsense")  # another reason is another line
+    nodes["n0"].answer(wrong)
+    assert sum(line["event"] == "refused" for line in read_lines(log)) == 3
 
 
 def test_a_node_that_always_asks_for_everything_is_refused(tmp_path: Path) -> None:

@@ -231,3 +231,21 @@ def test_shares_of_the_history_add_up_to_the_score(name: str, shop: Split) -> No
     assert abs(found["share"].sum() - first["score"]) < 1e-4
     with pytest.raises(SettingsError, match="ease, itemknn and mosaic do"):
         FederatedRecommender("popularity").fit(shop).explain(3, first["item"])
+
+
+def test_what_is_recent_can_be_agreed_on(shop: Split) -> None:
+    """Where no place holds all times: the same state as from the data, if what they say is what was agreed on."""
+    data = training_set(shop, "strict")
+    assert data.times is not None
+    last, first = float(data.times.max()), float(data.times.min())
+    read = Mosaic(auto=False).start(data, 0)
+    agreed = Mosaic(auto=False, now=last, span=last - first)
+    np.testing.assert_array_equal(agreed.init(data.n_items, 0)["clock"], read["clock"])
+    np.testing.assert_array_equal(agreed.start(data, 0)["clock"], read["clock"])
+    counted = agreed.statistics(read, data.held)
+    assert (counted["late"] < counted["events"]).any()
+    before = Mosaic(auto=False, now=first - 1e9, span=1.0)  # whoever comes after now is of now; nothing overflows
+    state = before.init(data.n_items, 0)
+    np.testing.assert_array_equal(before.statistics(state, data.held)["late"], counted["events"])
+    nothing = Mosaic(auto=False).init(data.n_items, 0)  # nobody agreed on anything
+    np.testing.assert_array_equal(agreed.statistics(nothing, data.held)["late"], counted["events"])

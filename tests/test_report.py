@@ -172,7 +172,7 @@ def test_a_search_continues_and_its_preset_runs(tmp_path: Path) -> None:
     read = Settings.from_toml(text)
     assert read == more.settings
     summary = start(read, tmp_path / "run")
-    best = max(line["validation"]["sampled"]["hr@10"] for line in _metrics(tmp_path / "run"))
+    best = max(line["validation"]["full"]["hr@10"] for line in _metrics(tmp_path / "run"))
     assert best == pytest.approx(more.value)
     assert summary["best_round"] >= 1
 

@@ -10,9 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleets import agreement_of, catalogue, coordinator_of, finished, histories, make_fleet, member_of, roster_of
+from fleets import (
+    agreement_of,
+    catalogue,
+    coordinator_of,
+    finished,
+    histories,
+    learnt,
+    make_fleet,
+    member_of,
+    roster_of,
+)  # fmt: skip
 
 from fedmosaic.core.errors import RunError
+from fedmosaic.core.files import read_lines
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.deploy.coordinator import Coordinator
@@ -21,6 +32,7 @@ from fedmosaic.deploy.open_sum import FILE, OpenSum
 from fedmosaic.deploy.protocol import OpeningMessage, RevealMessage, TaskMessage, UpdateMessage, kind_of
 from fedmosaic.methods.closed_form import fit
 from fedmosaic.methods.registry import entry
+from fedmosaic.privacy.budget import Budget
 from fedmosaic.testing import Clock, LocalTransport
 
 Answer = Callable[[bytes], bytes]
@@ -400,3 +412,21 @@ def test_renewed_keys_are_another_party(tmp_path: Path) -> None:
     one = Coordinator(server, lambda: roster, LocalTransport(nodes), n_items=30)
     assert one.round()["clients"] == 4
     assert catalogue(30).height == 30
+
+
+@pytest.mark.parametrize("clip", [{"upload_clip": 2.0}, {"upload_clip": "adaptive", "clip_start": 2.0}], ids=str)
+def test_an_epsilon_is_paid_for_by_the_devices(clip: dict[str, Any], tmp_path: Path) -> None:
+    """The sum that is opened has the noise that was promised, and owners are told what it cost."""
+    agreement = secure(settings={"rounds": 2, "epsilon": 8.0, "item_rate": 1e-9, **clip})  # what is learnt is nothing
+    server, nodes, _ = fleet_of(tmp_path, agreement, 8)
+    one = coordinator_of(server, nodes, LocalTransport(nodes))
+    before = one.state.params["item"].astype(np.float64)
+    assert one.round()["clients"] == 8
+    moved = (one.state.params["item"] - before) * 8  # a mean over those who were asked
+    budget = learnt(one.work).budget
+    assert budget is not None
+    wanted = budget.multiplier * 2.0 * np.sqrt(8 / Budget.least(8))
+    assert 0.7 < moved.std() / wanted < 1.4
+    one.round()
+    told = [line["epsilon"] for line in read_lines(nodes["n0"].place / "log.jsonl") if line["event"] == "sent"]
+    assert 0 < told[0] < told[1] <= 8.0

@@ -215,7 +215,7 @@ def of_closed_form(form: ClosedForm, data: TrainingSet, users: I64, seed: int) -
                 cuts = np.cumsum([parts[n].size for n in sorted(parts)])[:-1]
                 split = np.split(masks, cuts)
                 parts = {n: part.reshape(parts[n].shape) for n, part in zip(sorted(parts), split, strict=True)}
-            seen.append(_by_item(parts, data.n_items))
+            seen.append(by_item(parts, data.n_items))
         found += [f for f in _judged(seen, own, number) if f.attack == "norm"]
         state, _, _ = replace_secure(form).advance(data, state, number, seed)
     return found
@@ -226,7 +226,7 @@ def replace_secure(form: ClosedForm) -> ClosedForm:
     return form.model_copy(update={"secure": False})
 
 
-def _by_item(parts: dict[str, npt.NDArray[Any]], n_items: int) -> F64:
+def by_item(parts: dict[str, npt.NDArray[Any]], n_items: int) -> F64:
     """The norm of everything that is one item's, as one column."""
     total = np.zeros(n_items)
     for value in parts.values():

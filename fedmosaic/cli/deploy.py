@@ -7,12 +7,15 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from time import time as unix_time
 from typing import Annotated, Any
 
 import typer
 
 from fedmosaic.cli.options import Imports, Json, Quiet
 from fedmosaic.core.errors import DataError, SettingsError
+
+YEAR = 365.0 * 86_400  # seconds
 
 app = typer.Typer(help="Real devices: prepare folders, run a server, be a device or a silo.", no_args_is_help=True)
 
@@ -51,6 +54,8 @@ def init(
         for k, v in given.items()
         if k in Agreement.model_fields and k not in ("method", "method_settings", "items")
     }
+    if "span" in entry(method).settings.model_fields:  # no place holds all times: what is recent is agreed on
+        given = {"now": float(int(unix_time())), "span": YEAR, **given}
     chosen = validated(entry(method).settings, {k: v for k, v in given.items() if k not in own}, f"method {method}")
     kept = {k: v for k, v in chosen.model_dump().items() if k in given and v is not None}
     catalogue = _table(items)

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from fedmosaic.cli.options import DataDir, Imports, Json, Quiet, Workers, note_licence
+from fedmosaic.cli.options import DataDir, Imports, Json, Quiet, Workers, note_licence, told_reading
 from fedmosaic.core.errors import FedmosaicError, RunError, SettingsError, UnknownNameError
 
 app = typer.Typer()
+WRITTEN = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".txt": "text", ".json": "json"}
 POOLS = {"strict": ["strict"], "legacy": ["legacy"], "isolated": ["isolated"], "both": ["legacy", "strict"]}
 
 
@@ -28,6 +29,12 @@ def compare(
     baseline: Annotated[str, typer.Option(help="Row the others are tested against.")] = "popularity",
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value for all that know the key.")] = None,
     form: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
+    without: Annotated[
+        list[str] | None, typer.Option(help="A reference to leave out: local-only or popularity; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the table there: .md, .csv, .tex, .txt or .json.")
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
     workers: Workers = None,
     imports: Imports = None,
@@ -36,6 +43,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Methods side by side: seeds, intervals, paired tests, costs; what is done already is not run again."""
+    from fedmosaic.core.files import write_atomic
     from fedmosaic.report.progress import study_progress
     from fedmosaic.report.tables import FORMATS, comparison_table
     from fedmosaic.runs.comparison import compare as gather
@@ -45,11 +53,18 @@ def compare(
 
     if form not in FORMATS:
         raise UnknownNameError("table format", form, FORMATS)
+    if out is not None and out.suffix not in WRITTEN:
+        raise UnknownNameError("ending of a table's file", out.suffix, WRITTEN)
     if pool not in POOLS:
         raise UnknownNameError("pool", pool, POOLS)
-    planned = plan(contenders(methods), data, POOLS[pool], range(seeds), parse_pairs(settings or []), baseline)
+    common = parse_pairs(settings or [])
+    if baseline in (without or []):
+        raise SettingsError(f"{baseline} is what the others are tested against; name another --baseline")
+    planned = plan(contenders(methods, without or []), data, POOLS[pool], range(seeds), common, baseline)
     note_licence(data, data_dir)
-    shared = planned[0][1]
+    shared = told_reading(planned[0][1])
+    if shared.is_file:
+        planned = [(one, settings.resolved()[0]) for one, settings in planned]
     shared.split_data(shared.load_data(data_dir))  # data that is unknown or unfit is refused once, not by every run
     with study_progress(quiet) as tell:
         progress = run_study([s for _, s in planned], runs, workers=workers, data_dir=data_dir, tell=tell)
@@ -57,8 +72,13 @@ def compare(
     if len(failures) == progress.total:
         raise RunError("; ".join(failures))
     found = gather(planned, runs, baseline)
+    told = json.dumps({**vars(found), "rows": [r.plain() for r in found.rows]})
+    if out is not None:
+        written = told if out.suffix == ".json" else comparison_table(found).render(WRITTEN[out.suffix])
+        write_atomic(out, written.rstrip("\n") + "\n")
+        print(f"wrote {out}", file=sys.stderr)
     if as_json:
-        print(json.dumps({**vars(found), "rows": [r.plain() for r in found.rows]}))
+        print(told)
     elif form == "text":
         comparison_table(found).show()
     else:
@@ -205,7 +225,7 @@ def tune(
         if progress is not None:
 
             def tell(done: int, total: int, best: float) -> None:
-                progress(done, total, {"unit": "trial", "note": f"best validation {settings.select} {best:.4f}"})
+                progress(done, total, {"unit": "trial", "note": f"best validation {settings.selection} {best:.4f}"})
 
         found = search_for(search, file, data_dir, tell)
     name = f"{method}-{Path(dataset).name.split('.')[0]}-{settings.pool}"
@@ -216,7 +236,9 @@ def tune(
         result = {"settings": found.settings.method_settings, "value": found.value, "trials": found.trials}
         print(json.dumps({**result, "pruned": found.pruned, "file": str(place)}))
         return
-    print(f"best validation {settings.select} of {found.trials} trials ({found.pruned} cut short): {found.value:.4f}")
+    print(
+        f"best validation {settings.selection} of {found.trials} trials ({found.pruned} cut short): {found.value:.4f}"
+    )
     best = found.settings.method_settings
     print("  ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in best.items()))
     print(f"run it: fedmosaic run --config {place}")

@@ -14,18 +14,18 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmosaic.cli import deploy, evidence, questions
-from fedmosaic.cli.options import DataDir, Imports, Json, Quiet, note_licence
+from fedmosaic.cli import answers, deploy, evidence, questions
+from fedmosaic.cli.options import OWN_FILES, DataDir, Imports, Json, Quiet, interruptible, note_licence, told_reading
 from fedmosaic.core.errors import FedmosaicError, RequestError, SettingsError
-from fedmosaic.report.console import list_row, print_table, progress_bar, show_summary
+from fedmosaic.report.console import print_table, progress_bar, show_summary
 
 app = typer.Typer(
     help="Federated recommendation: histories stay on devices, every user gets their own list.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.add_typer(questions.app)
+app.add_typer(answers.app)
 app.add_typer(evidence.app)
 app.add_typer(deploy.app, name="deploy")
 
@@ -72,7 +72,7 @@ def common(
     """Options before the verb."""
 
 
-@app.command()
+@app.command(epilog=OWN_FILES)
 def run(
     method: Annotated[str | None, typer.Argument(help="A method of `fedmosaic list methods`.")] = None,
     dataset: Annotated[str | None, typer.Argument(help="A data set of `fedmosaic list data`, or a file.")] = None,
@@ -120,11 +120,13 @@ def run(
         settings = Settings.make(plain[0], plain[1], given)
     else:
         raise SettingsError("say which METHOD and DATASET to run, for example: fedmosaic run ease ml-100k")
-    place = out or runs.default_place(settings)
     note_licence(settings.dataset, data_dir)
+    settings = told_reading(settings)
+    place = out or runs.default_place(settings)
     buffers.keep_freed()
     live = Live(track, Path("tracked"), name_of(place, settings), settings)
-    with progress_bar(f"{settings.method} on {settings.dataset}", quiet) as bar, live:
+    title = f"{settings.method} on {settings.dataset}"
+    with interruptible(place), progress_bar(title, quiet) as bar, live:
 
         def progress(round: int, rounds: int, line: dict[str, Any]) -> None:
             if bar is not None:
@@ -143,6 +145,8 @@ def run(
             summary = runs.start(settings, place, data_dir=data_dir, on_round=progress)
         live.summary = summary
     show_summary(summary, as_json)
+    if not as_json:
+        print(f"next: fedmosaic recommend {place} --user ID", file=sys.stderr)
 
 
 @app.command()
@@ -158,66 +162,28 @@ def resume(
     from fedmosaic.runs import run as runs
 
     buffers.keep_freed()
-    with progress_bar(f"resume {place}", quiet) as progress:
+    with interruptible(place), progress_bar(f"resume {place}", quiet) as progress:
         summary = runs.resume(place, data_dir=data_dir, on_round=progress)
     show_summary(summary, as_json)
 
 
 @app.command()
 def show(
-    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder that holds some.")],
     as_json: Json = False,
 ) -> None:
-    """Print the results of finished runs again."""
-    from fedmosaic.runs.run_folder import RunFolder
+    """Print the results of finished runs again; of a folder of runs, a table of all of them."""
+    from fedmosaic.runs.run_folder import RunFolder, folders_in
 
+    if len(places) == 1 and not (places[0] / "config.toml").is_file() and (found := folders_in(places[0])):
+        questions.show_runs(found, as_json)
+        return
     summaries = [RunFolder.open(p).summary() for p in places]
     if as_json:
         print(json.dumps(summaries[0] if len(summaries) == 1 else summaries))
         return
     for summary in summaries:
         show_summary(summary, False)
-
-
-@app.command()
-def recommend(
-    place: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder or a saved model.")] = None,
-    user: Annotated[list[str] | None, typer.Option(help="User id; may be repeated.")] = None,
-    device: Annotated[Path | None, typer.Option(help="Folder of a device or silo: answers without a server.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Length of the list.")] = 10,
-    imports: Imports = None,
-    as_json: Json = False,
-) -> None:
-    """The best unseen items of a user, by the user's own id, with titles where they are known."""
-    from fedmosaic.runs.run_folder import RunFolder
-    from fedmosaic.serving.recommender import FederatedRecommender
-
-    if device is not None:
-        from fedmosaic.deploy.node import Node
-
-        node = Node(device)
-        model = node.recommender()
-        print(f"note: {node.provenance()}", file=sys.stderr)
-    elif place is not None:
-        saved = (place / "model.json").is_file()
-        model = FederatedRecommender.load(place) if saved else RunFolder.open(place).recommender()
-    else:
-        raise SettingsError("say which RUN, or --device FOLDER")
-    alone = device is not None and len(model.users_) == 1
-    user = user or ([str(model.users_.ids[0])] if alone else [])
-    if not user:
-        raise SettingsError("say which --user")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        lists = model.recommend(user, k)
-    for warning in caught:
-        print(f"note: {warning.message}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(lists.to_dicts()))
-        return
-    for one in user:
-        rows = lists.filter(lists["user"].cast(str) == one)
-        print_table(f"user {one}", ["rank", "item", "title", "score"], [list_row(r) for r in rows.to_dicts()])
 
 
 @app.command()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmosaic.cli.options import DataDir, Imports, Json, note_licence
+from fedmosaic.cli.options import OWN_FILES, DataDir, Imports, Json, note_licence
 from fedmosaic.core.errors import SettingsError, UnknownNameError
 from fedmosaic.report.console import console, plain, print_table
+
+if TYPE_CHECKING:
+    from fedmosaic.runs.run_folder import RunFolder
 
 app = typer.Typer()
 data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
@@ -19,11 +23,17 @@ app.add_typer(data_app, name="data")
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, data, metrics, engines, cards or presets")] = "methods",
+    kind: Annotated[str, typer.Argument(help="methods, data, metrics, engines, cards, presets or runs")] = "methods",
+    folder: Annotated[Path, typer.Argument(help="Of runs: where they lie.")] = Path("runs"),
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """What there is: methods, data sets, metrics, engines, cards, presets."""
+    """What there is: methods, data sets, metrics, engines, cards, presets; runs of a folder."""
+    if kind == "runs":
+        from fedmosaic.runs.run_folder import folders_in
+
+        show_runs(folders_in(folder), as_json)
+        return
     rows = _catalogue(kind)
     if as_json:
         print(json.dumps(rows))
@@ -62,7 +72,29 @@ def describe(
     seen = found["privacy"]
     print_table("who sees what of a user (docs/privacy.md)", list(seen[0]), [list(row.values()) for row in seen])
     for dataset, (hr, ndcg) in found["expect"].items():
-        out.print(f"expect of `fedmosaic run {method} {dataset}` (strict pool, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}")
+        command = f"fedmosaic run {method} {dataset} select=sampled:hr@10"
+        out.print(f"expect of `{command}` (strict pool, 1 + 99): HR@10 {hr}, NDCG@10 {ndcg}")
+
+
+@app.command("recommend-method", epilog=OWN_FILES)
+def recommend_method(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A data set or a file.")],
+    pairs: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", metavar="KEY=VALUE...")] = None,
+    imports: Imports = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Which method suits some data, what it costs, what privacy it can have, and the command: five lines."""
+    from fedmosaic.runs.foresight import advice
+    from fedmosaic.runs.settings import Settings, parse_pairs
+
+    note_licence(data, data_dir)
+    settings = Settings.make("popularity", data, parse_pairs(pairs or []))
+    settings, words = settings.resolved()
+    if words is not None:
+        print(f"{data} {words}", file=sys.stderr)
+    found = advice(settings.load_data(data_dir), data, " ".join(pairs or []))
+    print(json.dumps(found.plain(data)) if as_json else "\n".join(found.lines))
 
 
 @app.command()
@@ -92,7 +124,7 @@ def doctor(as_json: Json = False) -> None:
 @data_app.command("list")
 def data_list(as_json: Json = False) -> None:
     """Data sets that can be named."""
-    list_("data", None, as_json)
+    list_("data", as_json=as_json)
 
 
 @data_app.command("fetch")
@@ -110,7 +142,7 @@ def data_fetch(names: Annotated[list[str], typer.Argument(help="Data sets.")], d
             print(f"  licence: {one.licence}", file=sys.stderr)
 
 
-@data_app.command("describe")
+@data_app.command("describe", epilog=OWN_FILES)
 def data_describe(
     name: Annotated[str, typer.Argument(help="A data set or a file.")],
     pairs: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", metavar="KEY=VALUE...")] = None,
@@ -118,15 +150,50 @@ def data_describe(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Counts, as papers print them."""
+    """Counts, as papers print them; of a file, how it is read."""
     from fedmosaic.runs.settings import Settings, parse_pairs
 
     note_licence(name, data_dir)
-    counts = Settings.make("popularity", name, parse_pairs(pairs or [])).load_data(data_dir).describe()
+    settings = Settings.make("popularity", name, parse_pairs(pairs or []))
+    counts = settings.with_ratings().load_data(data_dir).describe()
     if as_json:
         print(json.dumps({"dataset": name, **counts}))
         return
     print_table(name, ["what", "count"], [[k, plain(v)] for k, v in counts.items()])
+
+
+def show_runs(folders: list[RunFolder], as_json: bool) -> None:
+    """A table of runs: what, on what, how far, how good, what it cost."""
+    rows = [_run_row(folder) for folder in folders]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    if not rows:
+        print("no runs; `fedmosaic run METHOD DATA` makes one", file=sys.stderr)
+        return
+    head = ["run", "method", "data", "pool", "seed", "round", "full HR@10", "full NDCG@10", "seconds"]
+    cells = [["" if row[name] is None else str(row[name]) for name in head] for row in rows]
+    print_table(f"{len(rows)} runs", head, cells)
+
+
+def _run_row(folder: RunFolder) -> dict[str, Any]:
+    settings = folder.settings()
+    row: dict[str, Any] = {
+        "run": str(folder.place), "method": settings.method, "data": settings.dataset, "pool": settings.pool,
+        "seed": settings.seed, "finished": folder.finished,
+    }  # fmt: skip
+    if not folder.finished:
+        lines = folder.metrics()
+        done = f"cut at {lines[-1]['round']}" if lines else "not begun"
+        return row | {"round": done, "full HR@10": None, "full NDCG@10": None, "seconds": None}
+    summary = folder.summary()
+    full = summary["test"]["full"]
+    return row | {
+        "round": f"{summary['best_round']} of {summary['rounds']}",
+        "full HR@10": round(100 * full["hr@10"], 2),
+        "full NDCG@10": round(100 * full["ndcg@10"], 2),
+        "seconds": round(summary["cost"]["seconds"], 1),
+    }
 
 
 def _catalogue(kind: str) -> list[dict[str, Any]]:
@@ -157,4 +224,4 @@ def _catalogue(kind: str) -> list[dict[str, Any]]:
         from fedmosaic.runs.settings import presets
 
         return [{"preset": n, "found by": t.splitlines()[0].removeprefix("# found by: ")} for n, t in presets().items()]
-    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics", "engines", "cards", "presets"])
+    raise UnknownNameError("catalogue", kind, ["methods", "data", "metrics", "engines", "cards", "presets", "runs"])

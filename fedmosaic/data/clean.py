@@ -10,7 +10,7 @@ import polars as pl
 
 from fedmosaic.core.errors import DataError
 from fedmosaic.data.text import TextTable
-from fedmosaic.data.values import Problems
+from fedmosaic.data.values import Problems, check_ids, check_ratings, check_times
 
 MAX_LEFT_OUT = 0.05  # share of rows that `lenient` may set apart
 
@@ -44,6 +44,24 @@ def pick_columns(frame: pl.DataFrame, roles: Mapping[str, Any], source: object) 
             )
         picked[role] = frame[name]
     return pl.DataFrame(picked)
+
+
+def cleaned(
+    table: TextTable, roles: Mapping[str, Any], *, source: object, unit: str, lenient: bool
+) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Columns with their values checked and parsed, bad rows refused or set apart; titles pass as they are."""
+    columns: dict[str, pl.Series] = {}
+    problems: Problems = []
+    for role in table.frame.columns:
+        raw = table.frame[role]
+        if role == "title":
+            columns[role] = raw
+            continue
+        check = {"rating": check_ratings, "time": check_times}.get(role)
+        columns[role], found = check(raw) if check else check_ids(raw, role)
+        problems += found
+    frame = pl.DataFrame(columns).with_columns(row=pl.Series(np.arange(table.frame.height)))
+    return refuse_rows(frame, table, problems, roles, source, unit, lenient)
 
 
 def refuse_rows(

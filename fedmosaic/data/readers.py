@@ -141,7 +141,7 @@ def filmtrust_drawn(found: Located, **filters: Any) -> Interactions:
 
 def qb_article(found: Located, **filters: Any) -> Interactions:
     """Tenrec's QB-article.csv."""
-    return Interactions.from_csv(found.path("QB-article.csv"), user="user_id", item="item_id", **filters)
+    return Interactions.from_csv(found.path("QB-article.csv"), user="user_id", item="item_id", time="no", **filters)
 
 
 def tafeng(found: Located, **filters: Any) -> Interactions:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fedmosaic.core import keys
 from fedmosaic.core.errors import DataError, SettingsError
+from fedmosaic.core.looks import Glance, Shown
 from fedmosaic.core.ragged import I64, Ragged
 from fedmosaic.data.histories import Histories
 
@@ -27,8 +28,8 @@ Part = Literal["validation", "test"]
 Bool = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
+@dataclass(frozen=True, eq=False, repr=False)
+class Split(Shown):
     """Item positions per user: training rows in order of time, validation, test; `counts` says what was set aside.
 
     >>> from fedmosaic.data.interactions import Interactions
@@ -45,6 +46,12 @@ class Split:
     rule: str
     counts: Mapping[str, int]
     times: Mapping[str, I64] = field(default_factory=dict)  # of "train", "validation", "test", beside their items
+
+    def glance(self) -> Glance:
+        """What is trained on, what chooses, what is reported."""
+        parts = [("train", self.train), ("validation", self.validation), ("test", self.test)]
+        rows = [(name, f"{part.values.size:,}", f"{int((part.lengths > 0).sum()):,}") for name, part in parts]
+        return Glance(f"Split: {self.rule}", (), ("part", "events", "users"), rows)
 
     def held(self, part: Literal["train"] | Part) -> Histories:
         """A part of the users' histories, with times where they are known."""

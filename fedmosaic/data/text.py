@@ -1,14 +1,17 @@
 """Delimited text in: a fast reader for clean files and a careful one that knows line numbers.
 
-The format is declared, never guessed. The fast reader (Polars) either returns every row exactly as the careful one
-would, or steps aside; the careful reader walks the lines and names the first bad one, or sets bad ones apart.
+The format is declared or recognised (`recognise`). The fast reader (Polars) either returns every row exactly as
+the careful one would, or steps aside; the careful reader walks the lines and names the first bad one, or sets bad
+ones apart.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ import polars as pl
 
 from fedmosaic.core.errors import DataError
 
+SPELLED = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ",", "semicolon": ";", "bar": "|"}
 _UNIT = b"\x1f"  # stands in for separators longer than one byte; a file that holds it goes to the careful reader
 
 
@@ -30,6 +34,23 @@ class TextFormat:
     header: bool = True
     quoted: bool = True
     encoding: str = "utf-8"
+    decimal: str = "."
+
+    @classmethod
+    def written(cls, separator: str, header: bool = True, encoding: str = "utf-8", decimal: str = ".") -> TextFormat:
+        """A format by its separator: those that tables are exported with are quoted, tabs and the like are not."""
+        return cls(separator, header, separator in {",", ";"}, encoding, decimal)
+
+    def names(self, first: list[str], source: object) -> list[str]:
+        """Names of the columns: the header's, or `column_1`, `column_2`, ..."""
+        if not self.header:
+            return [f"column_{i + 1}" for i in range(len(first))]
+        # RecBole writes the type into the header: user_id:token
+        names = [name.split(":")[0] if self.separator == "\t" else name for name in first]
+        repeated = sorted({n for n in names if names.count(n) > 1})
+        if repeated:
+            raise DataError(f"the header repeats {', '.join(map(repr, repeated))}", source=source, line=1)
+        return names
 
     @classmethod
     def of(cls, path: Path, separator: str | None = None, header: bool = True, encoding: str = "utf-8") -> TextFormat:
@@ -38,7 +59,6 @@ class TextFormat:
         >>> TextFormat.of(Path("shop.tsv.gz")).separator
         '\\t'
         """
-        spelled = {"tab": "\t", "\\t": "\t", "space": " "}
         endings = {".tsv": "\t", ".inter": "\t", ".item": "\t", ".csv": ",", ".txt": ",", ".dat": ","}
         if separator is None:
             suffix = Path(path.name.removesuffix(".gz")).suffix
@@ -49,10 +69,10 @@ class TextFormat:
                     source=path,
                 )
             separator = endings[suffix]
-        separator = spelled.get(separator, separator)
+        separator = SPELLED.get(separator, separator)
         if not separator:
             raise DataError("the separator is empty", source=path)
-        return cls(separator=separator, header=header, quoted=separator in {",", ";"}, encoding=encoding)
+        return cls.written(separator, header, encoding)
 
 
 @dataclass(frozen=True)
@@ -77,13 +97,17 @@ class TextTable:
 
 
 def read_bytes(path: Path, limits: Limits = LIMITS) -> bytes:
-    """The content of a plain or gzip file, within the limits."""
+    """The content of a plain, gzip or zip file (told by its first bytes), within the limits."""
     try:
         size = path.stat().st_size
         with path.open("rb") as raw:
-            if path.name.endswith(".gz"):
+            begin = raw.read(4)
+            raw.seek(0)
+            if begin[:2] == b"\x1f\x8b" or path.name.endswith(".gz"):
                 with gzip.open(raw) as stream:
                     return _capped(stream, size, path, limits)
+            if begin == b"PK\x03\x04":
+                return _unzipped(raw, size, path, limits)
             return _capped(raw, size, path, limits)
     except FileNotFoundError:
         raise DataError("no such file", source=path) from None
@@ -91,6 +115,19 @@ def read_bytes(path: Path, limits: Limits = LIMITS) -> bytes:
         raise DataError("is a folder, not a file", source=path) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"the gzip data is damaged or cut short ({error})", source=path) from None
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise DataError(f"the zip data cannot be read ({error})", source=path) from None
+
+
+def _unzipped(raw: IO[bytes], size: int, path: Path, limits: Limits) -> bytes:
+    """The only file of a zip archive; folders and what systems leave beside files are passed over."""
+    with zipfile.ZipFile(raw) as archive:
+        names = [n for n in archive.namelist() if not n.endswith("/") and not n.startswith("__MACOSX/")]
+        if len(names) != 1:
+            listed = ", ".join(names[:10]) or "none"
+            raise DataError(f"holds {len(names)} files ({listed}); unpack it and name the one to read", source=path)
+        with archive.open(names[0]) as stream:
+            return _capped(stream, size, path, limits)
 
 
 def _capped(stream: IO[bytes] | gzip.GzipFile, size: int, source: object, limits: Limits) -> bytes:
@@ -120,9 +157,29 @@ def decode(data: bytes, encoding: str, source: object) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-def read_table(path: Path, fmt: TextFormat, *, careful: bool = False, lenient: bool = False) -> TextTable:
-    """All columns of the file as text, named by the header or `column_1`, `column_2`, ..."""
-    text = decode(read_bytes(path), fmt.encoding, path)
+def decode_any(data: bytes, source: object) -> tuple[str, str]:
+    """Text of bytes whose encoding nobody said, and the one that was found: UTF-8 or -16, else Western European.
+
+    >>> decode_any("Léon".encode("latin-1"), "films.csv")
+    ('Léon', 'cp1252')
+    """
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return decode(data, "utf-16", source), "utf-16"
+    with contextlib.suppress(UnicodeDecodeError):
+        data.decode("utf-8")
+        return decode(data, "utf-8", source), "utf-8"
+    if not data.decode("utf-8", errors="ignore").isascii():  # some of it is UTF-8: the rest is damaged
+        return decode(data, "utf-8", source), "utf-8"  # which says where
+    with contextlib.suppress(UnicodeDecodeError):
+        return data.decode("cp1252").replace("\r\n", "\n"), "cp1252"
+    return decode(data, "latin-1", source), "latin-1"  # which any bytes are
+
+
+def read_table(
+    path: Path, fmt: TextFormat, *, careful: bool = False, lenient: bool = False, text: str | None = None
+) -> TextTable:
+    """All columns as text, named by the header or `column_1`, `column_2`, ... text: the content, if it is read."""
+    text = decode(read_bytes(path), fmt.encoding, path) if text is None else text
     if not text.strip():
         raise DataError("the file is empty", source=path)
     if not careful:
@@ -133,26 +190,15 @@ def read_table(path: Path, fmt: TextFormat, *, careful: bool = False, lenient: b
 
 
 def _first_record(text: str, fmt: TextFormat, source: object) -> list[str]:
-    for _, fields in _records(text, fmt, source):
+    for _, fields in records(text, fmt, source):
         if isinstance(fields, DataError):
             raise fields
         return fields
     raise DataError("the file is empty", source=source)
 
 
-def _names(first: list[str], fmt: TextFormat, source: object) -> list[str]:
-    if not fmt.header:
-        return [f"column_{i + 1}" for i in range(len(first))]
-    # RecBole writes the type into the header: user_id:token
-    names = [name.split(":")[0] if fmt.separator == "\t" else name for name in first]
-    repeated = sorted({n for n in names if names.count(n) > 1})
-    if repeated:
-        raise DataError(f"the header repeats {', '.join(map(repr, repeated))}", source=source, line=1)
-    return names
-
-
 def _fast(text: str, fmt: TextFormat, source: object) -> TextTable | None:
-    names = _names(_first_record(text[: 1 << 20], fmt, source), fmt, source)
+    names = fmt.names(_first_record(text[: 1 << 20], fmt, source), source)
     data = text.encode()
     if b"\x00" in data or b"\r" in data or _UNIT in data:
         return None
@@ -177,7 +223,7 @@ def _fast(text: str, fmt: TextFormat, source: object) -> TextTable | None:
     return TextTable(frame)
 
 
-def _records(text: str, fmt: TextFormat, source: object) -> Iterator[tuple[int, list[str] | DataError]]:
+def records(text: str, fmt: TextFormat, source: object) -> Iterator[tuple[int, list[str] | DataError]]:
     """(line number, fields) of every non-blank record."""
     if not fmt.quoted:
         for number, line in enumerate(io.StringIO(text, newline="\n"), start=1):
@@ -201,14 +247,13 @@ def _records(text: str, fmt: TextFormat, source: object) -> Iterator[tuple[int, 
 
 
 def _careful(text: str, fmt: TextFormat, source: object, lenient: bool) -> TextTable:
-    records = _records(text, fmt, source)
     names: list[str] = []
     rows: list[list[str]] = []
     lines: list[int] = []
     left_out: dict[str, int] = {}
-    for line, fields in records:
+    for line, fields in records(text, fmt, source):
         if isinstance(fields, list) and not names:
-            names = _names(fields, fmt, source)
+            names = fmt.names(fields, source)
             if fmt.header:
                 continue
         problem = _structure_problem(line, fields, names, source)

@@ -52,7 +52,7 @@ def check_times(column: pl.Series) -> tuple[pl.Series, Problems]:
     limit = _YEAR_2200 * _unit(values)
     return values, [
         ("time", "is blank", blank),
-        ("time", "is not a time (a finite number, or an ISO 8601 date)", malformed & ~blank),
+        ("time", "is not a time (a finite number, an ISO 8601 date, or 31.12.2026 with dots)", malformed & ~blank),
         ("time", "is negative", (values < 0) & (not column.dtype.is_temporal())),
         ("time", "lies past the year 2200", values > limit),
     ]
@@ -75,6 +75,7 @@ def _parse_times(column: pl.Series) -> tuple[pl.Series, pl.Series]:
         if whole.null_count() == 0:
             return whole, whole.is_null()
         readings = [whole, _from_float(column.cast(pl.Float64, strict=False)), _from_iso(column)]
+        readings += [_from_days(column)] if column.str.contains(r"^\d\d?\.\d\d?\.\d{4}").any() else []
         best = min(readings, key=lambda r: r.null_count())
     else:
         best = _from_float(column.cast(pl.Float64, strict=False))
@@ -97,6 +98,13 @@ def _from_iso(column: pl.Series) -> pl.Series:
         return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6)
 
     return pl.Series([micros(t) for t in column], dtype=pl.Int64)
+
+
+def _from_days(column: pl.Series) -> pl.Series:
+    """Dates with dots begin with the day; those with slashes mean one thing here and another there, and are refused."""
+    shapes = ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S")
+    found = [column.str.to_datetime(shape, strict=False, time_unit="us") for shape in shapes]
+    return pl.select(pl.coalesce(found)).to_series().cast(pl.Int64)
 
 
 def _unit(times: pl.Series) -> int:

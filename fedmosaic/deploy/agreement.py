@@ -68,6 +68,8 @@ class Agreement(BaseModel):
 
     def build(self) -> Federation | ClosedForm:
         """The method, ready for local work and for the server's step; refused where its uploads do not add up."""
+        if self.method_settings.get("groups") is not None:
+            raise SettingsError("groups= is of simulations; a deployment opens one sum in a round: leave groups= out")
         method = registry.entry(self.method).build(self._settings())
         if isinstance(method, ClosedForm):
             return self._summed(method)

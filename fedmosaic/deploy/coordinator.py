@@ -55,6 +55,7 @@ from fedmosaic.privacy.budget import Budget
 
 STATE = "server.safetensors"
 MANY_ROUNDS = 1 << 32  # draws of a round that is begun again are keyed apart from all rounds
+PATIENCE = 30.0  # seconds at most between two attempts at a round
 SETTLED = 1.0  # seconds without a newcomer after which a round begins, if some of its nodes are not there
 
 
@@ -70,7 +71,7 @@ def bounded(algorithm: Algorithm) -> Algorithm:
 
 
 @dataclass
-class Outcome:
+class RoundEnd:
     """What an attempt at a round came to: the new state, unless too few answered, and how many clients it is of."""
 
     tally: Tally
@@ -149,7 +150,7 @@ class Coordinator:
                 detail = f"too few answered: a round needs {needed} {what} at least; waiting for more"
                 self.desk.refuse(number, "all", Refused("least", detail))
             again += 1
-            self.sleep(1.0)
+            self.sleep(min(2.0 ** min(abandoned, 10), PATIENCE))
         self._commit(outcome.state, number)
         tally = outcome.tally
         line = {
@@ -198,7 +199,7 @@ class Coordinator:
 
     # plain uploads
 
-    def _plain(self, number: int, again: int) -> Outcome:
+    def _plain(self, number: int, again: int) -> RoundEnd:
         """An attempt whose uploads the server sees, and checks one by one."""
         wanted, drawn = self._wanted(number, again)
         attempt, total = secrets.token_hex(16), list[UploadSum]()
@@ -215,9 +216,9 @@ class Coordinator:
         )  # fmt: skip
         tally = self.desk.hold(self._gathered(number, drawn), exchange)
         if not total or total[0].clients < self.agreement.least:
-            return Outcome(tally)
+            return RoundEnd(tally)
         ctx = Context(number, self.agreement.seed, self.n_items, self.clients)
-        return Outcome(tally, total[0].clients, apply(self.reduced, self.state, total[0], ctx))
+        return RoundEnd(tally, total[0].clients, apply(self.reduced, self.state, total[0], ctx))
 
     def _one_upload(self, update: UpdateMessage, asked: int) -> UploadSum:
         if not 0 < update.clients <= asked:
@@ -232,28 +233,28 @@ class Coordinator:
 
     # secure sums
 
-    def _masked(self, number: int, again: int) -> Outcome:
+    def _masked(self, number: int, again: int) -> RoundEnd:
         """An attempt of two exchanges, after which the server knows a sum and nothing else."""
         tally, begun = Tally(), OpenSum.read(self.place, self.agreement)
         if begun is None or begun.terms.round != number:
             begun = self._collected(number, again, tally)
         if begun is None:
-            return Outcome(tally)
+            return RoundEnd(tally)
         summed = isinstance(self.work, SummedWork)  # it has nothing without its sum, so it waits for who opens it
         vector, tally.nodes = self.masked.opened(begun, self._parties, tally, waits=summed), self._named(begun.here)
         if vector is None:
-            return Outcome(tally, 0, self.state)
+            return RoundEnd(tally, 0, self.state)
         users = {member.party: member.users for member in self.roster().values()}
         expected = max(sum(users.get(party, 0) for party in begun.terms.parties), len(begun.here))
         if self._plausible(vector, len(begun.here), expected):
             ctx = Context(number, self.agreement.seed, self.n_items, self.clients)
             state, clients = self.work.applied(self.state, vector, ctx, expected)
-            return Outcome(tally, clients, state)
+            return RoundEnd(tally, clients, state)
         words = "the opened sum is none of healthy uploads: a node sent other numbers, or other shares"
         if summed:
             raise RunError(f"round {number}: {words}; its nodes open no other sum of it: begin a new deployment")
         self.desk.refuse(number, "all", Refused("finite", words))
-        return Outcome(tally, 0, self.state)
+        return RoundEnd(tally, 0, self.state)
 
     def _plausible(self, vector: I64, least: int, most: int) -> bool:
         """Whether a sum is of so many clients, and learnt changes are such as training reaches."""

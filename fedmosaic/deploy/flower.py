@@ -87,11 +87,11 @@ class NotLetInError(FedmosaicError):
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Packet:
     """A message as it travels: its name, and its parts in order.
 
-    >>> parcel = Parcel.of("a task", b"x" * (PART + 1))
-    >>> len(parcel.parts), len(parcel.content())
+    >>> packet = Packet.of("a task", b"x" * (PART + 1))
+    >>> len(packet.parts), len(packet.content())
     (2, 1048577)
     """
 
@@ -100,11 +100,11 @@ class Parcel:
     parts: Mapping[str, bytes] = field(repr=False)
 
     @staticmethod
-    def of(name: str, content: bytes) -> Parcel:
+    def of(name: str, content: bytes) -> Packet:
         """Cut into parts."""
         cut = [content[at : at + PART] for at in range(0, len(content), PART)] or [b""]
         order = tuple(digest(part) for part in cut)
-        return Parcel(name, order, dict(zip(order, cut, strict=True)))
+        return Packet(name, order, dict(zip(order, cut, strict=True)))
 
     def content(self) -> bytes:
         """Put together again; all parts must be there."""
@@ -131,13 +131,13 @@ def decoded(path: str, body: bytes) -> Any:
     return request
 
 
-def announced(parcel: Parcel | None, node: int, seconds: float) -> bytes:
+def announced(packet: Packet | None, node: int, seconds: float) -> bytes:
     """The answer to who asks for messages: the next one's name and parts, or that there is none."""
-    if parcel is None:
+    if packet is None:
         return bytes(fleet_pb2.PullMessagesResponse().SerializeToString())
-    head = _head(parcel.name, "", node, seconds)
+    head = _head(packet.name, "", node, seconds)
     return bytes(
-        fleet_pb2.PullMessagesResponse(messages_list=[head], message_object_trees=[_tree(parcel)]).SerializeToString()
+        fleet_pb2.PullMessagesResponse(messages_list=[head], message_object_trees=[_tree(packet)]).SerializeToString()
     )
 
 
@@ -176,19 +176,19 @@ def _head(name: str, answers: str, node: int, seconds: float) -> Any:
     return message_pb2.Message(metadata=meta)
 
 
-def pushed(parcel: Parcel, answers: str, node: int) -> bytes:
+def pushed(packet: Packet, answers: str, node: int) -> bytes:
     """How a node begins to answer a message."""
-    return bytes(_pushed(parcel, answers, NodeName(node_id=node)).SerializeToString())
+    return bytes(_pushed(packet, answers, NodeName(node_id=node)).SerializeToString())
 
 
-def _pushed(parcel: Parcel, answers: str, node: Any) -> Any:
-    head = _head(parcel.name, answers, 0, HEARTBEAT)
-    return fleet_pb2.PushMessagesRequest(node=node, messages_list=[head], message_object_trees=[_tree(parcel)])
+def _pushed(packet: Packet, answers: str, node: Any) -> Any:
+    head = _head(packet.name, answers, 0, HEARTBEAT)
+    return fleet_pb2.PushMessagesRequest(node=node, messages_list=[head], message_object_trees=[_tree(packet)])
 
 
-def _tree(parcel: Parcel) -> Any:
-    children = [message_pb2.ObjectTree(object_id=part) for part in parcel.order]
-    return message_pb2.ObjectTree(object_id=parcel.name, children=children)
+def _tree(packet: Packet) -> Any:
+    children = [message_pb2.ObjectTree(object_id=part) for part in packet.order]
+    return message_pb2.ObjectTree(object_id=packet.name, children=children)
 
 
 # The node's side.
@@ -265,7 +265,7 @@ class FleetLine:
             "ConfirmMessageReceived",
             message_pb2.ConfirmMessageReceivedRequest(node=self.node, run_id=RUN, message_object_id=name),
         )
-        content = Parcel(name, tuple(wanted), self._parts).content()
+        content = Packet(name, tuple(wanted), self._parts).content()
         self._parts = {}
         return name, content
 
@@ -277,11 +277,11 @@ class FleetLine:
 
     def send(self, name: str, content: bytes) -> None:
         """Answer a message; parts that the server holds already are not sent again."""
-        parcel = Parcel.of(f"answer-{name}", content)
-        found = self._call("PushMessages", _pushed(parcel, name, self.node))
+        packet = Packet.of(f"answer-{name}", content)
+        found = self._call("PushMessages", _pushed(packet, name, self.node))
         for part in found.objects_to_push:
             sent = message_pb2.PushObjectRequest(
-                node=self.node, run_id=RUN, object_id=part, object_content=parcel.parts[part],
+                node=self.node, run_id=RUN, object_id=part, object_content=packet.parts[part],
                 session_id=found.session_id,
             )  # fmt: skip
             if not self._call("PushObject", sent).stored:

@@ -321,7 +321,7 @@ def opened(gate: Gate, folder: Path, host: str, port: int) -> Iterator[None]:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
-    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    loop, stop = asyncio.SelectorEventLoop(), asyncio.Event()  # whatever loop others have made the default
 
     def run() -> None:
         try:

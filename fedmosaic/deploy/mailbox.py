@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from fedmosaic.deploy.flower import PART, Parcel, digest, names
+from fedmosaic.deploy.flower import PART, Packet, digest, names
 from fedmosaic.deploy.protocol import Reply
 
 THERE = 45.0  # seconds after its last call that a node counts as there: twice as long as its calls are held
@@ -30,7 +30,7 @@ MOST = 4 << 30  # bytes of an answer
 class Out:
     """A message that is out, and what has come back for it."""
 
-    parcel: Parcel
+    packet: Packet
     node: str
     until: float
     order: tuple[str, ...] = ()  # of the answer's parts
@@ -38,7 +38,7 @@ class Out:
 
 
 @dataclass
-class Seen:
+class Contact:
     """A node's last call, and how many of its calls are held."""
 
     last: float
@@ -57,7 +57,7 @@ class Mailbox:
         self.bytes_in = self.bytes_out = 0
         self._lock = threading.RLock()
         self._out: dict[str, Out] = {}  # by node
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, Contact] = {}
         self._ready: list[Reply] = []
 
     # the side of the rounds
@@ -72,7 +72,7 @@ class Mailbox:
         """Hand a message out; it is forgotten when its time is over."""
         name = secrets.token_hex(16)
         with self._lock:
-            self._out[node] = Out(Parcel.of(name, content), node, self.clock() + seconds)
+            self._out[node] = Out(Packet.of(name, content), node, self.clock() + seconds)
         self.wake(node)
         return name
 
@@ -90,7 +90,7 @@ class Mailbox:
     def came(self, node: str, held: int = 0) -> None:
         """A node has called; held: +1 when its call is kept waiting, -1 when that ends."""
         with self._lock:
-            seen = self._seen.setdefault(node, Seen(0.0))
+            seen = self._seen.setdefault(node, Contact(0.0))
             seen.last, seen.held = self.clock(), max(seen.held + held, 0)
 
     def went(self, node: str) -> None:
@@ -104,11 +104,11 @@ class Mailbox:
             if (seen := self._seen.get(node)) is not None:
                 seen.last = min(seen.last, self.clock() - THERE + GRACE)
 
-    def next(self, node: str) -> Parcel | None:
+    def next(self, node: str) -> Packet | None:
         """The message a node is to answer, if there is one."""
         with self._lock:
             out = self._out.get(node)
-            return None if out is None else out.parcel
+            return None if out is None else out.packet
 
     def seconds(self, node: str) -> float:
         """How long the node's message is worth answering."""
@@ -119,7 +119,7 @@ class Mailbox:
         """A part of the node's message."""
         with self._lock:
             out = self._out.get(node)
-            found = None if out is None else out.parcel.parts.get(part)
+            found = None if out is None else out.packet.parts.get(part)
             self.bytes_out += len(found or b"")
             return found
 
@@ -129,7 +129,7 @@ class Mailbox:
             raise ValueError("an answer has parts that are named by their digests, and not too many of them")
         with self._lock:
             out = self._out.get(node)
-            if out is None or out.parcel.name != name:
+            if out is None or out.packet.name != name:
                 return None
             out.order, out.parts = order, {p: c for p, c in out.parts.items() if p in order}
             return list(dict.fromkeys(p for p in order if p not in out.parts))
@@ -146,5 +146,5 @@ class Mailbox:
             self.bytes_in += len(content)
             if set(out.order) <= set(out.parts):
                 del self._out[node]
-                self._ready.append(Reply(out.parcel.name, Parcel(name="", order=out.order, parts=out.parts).content()))
+                self._ready.append(Reply(out.packet.name, Packet(name="", order=out.order, parts=out.parts).content()))
             return True

@@ -34,7 +34,7 @@ from fedmosaic.deploy.admission import generation_of
 from fedmosaic.deploy.agreement import Agreement, groups_of, read_catalogue, stamp_of, write_catalogue
 from fedmosaic.deploy.history import CLIENTS, read_history
 from fedmosaic.deploy.plain import put_sum
-from fedmosaic.deploy.pledge import Pledge, Sums
+from fedmosaic.deploy.pledge import NodeSums, Pledge
 from fedmosaic.deploy.protocol import WHOLE, Refused, RevealMessage, TaskMessage, UpdateMessage, kind_of
 from fedmosaic.deploy.roster import party_of
 from fedmosaic.deploy.work import LearntWork, SummedWork, Work, work_of
@@ -53,7 +53,7 @@ class Node:
     """What runs on a device or in a silo. say: where its owner is told what happens."""
 
     def __init__(self, place: str | Path, say: Say = lambda _: None) -> None:
-        self.place, self.say = Path(place), say
+        self.place, self.say, self.told = Path(place), say, dict[str, Any]()
         self.agreement = Agreement.read(self.place)
         self.work: Work = work_of(self.agreement)
         if isinstance(self.work, LearntWork):
@@ -64,7 +64,7 @@ class Node:
         self.pledge = Pledge.read(self.meta.get("pledge"))
         self.ended = False  # whether the server has said that all rounds are over
         if self.agreement.secure:
-            self.sums = Sums(self.place, self.agreement, self.party, isinstance(self.work, SummedWork))
+            self.sums = NodeSums(self.place, self.agreement, self.party, isinstance(self.work, SummedWork))
 
     @classmethod
     def create(cls, place: Path, agreement: Agreement, catalogue: pl.DataFrame, client_ids: I64, name: str) -> None:
@@ -125,7 +125,7 @@ class Node:
             self._tell({"event": "refused", "why": str(error)})
             return UpdateMessage("", 0, "", "failed", self.meta["version"], detail=str(error)).encode()
         try:
-            return self._answer(task).encode()
+            return self._answer(task)
         except Exception as error:  # a node that raises would be mute from then on
             why = reason_of(error)
             self._tell({"event": "refused", "round": task.round, "why": why[:500]})
@@ -134,7 +134,7 @@ class Node:
     def _plain(self, task: TaskMessage | RevealMessage, status: Any, detail: str = "") -> UpdateMessage:
         return UpdateMessage(task.federation, task.round, task.attempt, status, self.meta["version"], detail=detail)
 
-    def _answer(self, task: TaskMessage) -> UpdateMessage:
+    def _answer(self, task: TaskMessage) -> bytes:
         if task.federation != self.agreement.digest():
             raise Refused("federation", "this node belongs to another federation")
         if any(name.endswith(".rows") for name in task.tensors) != (task.base != WHOLE):
@@ -144,10 +144,10 @@ class Node:
                 "unmasked", "it was agreed that uploads are " + ("masked" if self.agreement.secure else "plain")
             )
         if task.base != WHOLE and task.base != self.meta["version"]:
-            return self._plain(task, "resync")
+            return self._plain(task, "resync").encode()
         server = self.work.brought_up(len(self.items), self.state, task)
         if stamp_of(server) != task.stamp:
-            return self._plain(task, "resync")
+            return self._plain(task, "resync").encode()
         done = self.meta["answer"]
         asked = [task.round, task.stamp, task.clients.tolist(), task.upload]
         if task.upload:
@@ -158,19 +158,21 @@ class Node:
             kept = self._worked(task, server, asked)
         sent, known, pledge = kept[1], {k: v for k, v in kept[2]["answer"].items() if k != "asked"}, self.pledge
         if begun is not None:
-            sent, pledge = self._masked(begun, kept[1], self._context(task, server)), begun[0]
+            sent, pledge = self._masked(begun, kept, self._context(task, server)), begun[0]
             kept = kept[0], kept[1] | {"letters": sent["letters"]}, kept[2]
         self._keep(kept, pledge)
-        self._tell_of(task, sum(v.nbytes for v in sent.values()))
-        return replace(self._plain(task, "done"), tensors=sent, **known)
+        content = replace(self._plain(task, "done"), tensors=sent, **known).encode()
+        self._tell_of(task, len(content))
+        return content
 
-    def _masked(self, begun: tuple[Pledge, Party], answered: dict[str, Array], ctx: Context) -> dict[str, Array]:
+    def _masked(self, begun: tuple[Pledge, Party], kept: Kept, ctx: Context) -> dict[str, Array]:
         """What leaves in the first exchange; asked again in the same attempt, the same bytes.
 
         Letters are sealed once: others under the same keys would show what they differ by.
         """
-        pledge, party = begun
-        sent = self.sums.masked(party, self.work.noised(answered["vector"], self.data, ctx, len(pledge.parties)))
+        (pledge, party), (held, answered, _) = begun, kept
+        noised = self.work.noised(answered["vector"], self.data, held, ctx, len(pledge.parties))
+        sent = self.sums.masked(party, noised)
         again = (pledge.round, pledge.attempt) == (self.pledge.round, self.pledge.attempt)
         return sent | {"letters": answered["letters"]} if again else sent
 
@@ -273,6 +275,9 @@ class Node:
         self._tell(line)
 
     def _tell(self, line: dict[str, Any]) -> None:
+        if line["event"] == "refused" and line == self.told:
+            return  # a server that asks for it again and again fills no disk
+        self.told = line
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **line}
         with suppress(RunError):  # a full disk is told in the answer
             append_line(self.place / LOG, line)

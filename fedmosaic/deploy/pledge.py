@@ -62,7 +62,7 @@ class Pledge:
         return Pledge(**{**given, **lists, "done": tuple((int(r), str(t)) for r, t in given["done"])})
 
 
-class Sums:
+class NodeSums:
     """What a node needs for them: its folder's key, and the keys of others as it has seen them first."""
 
     def __init__(self, place: Path, agreement: Agreement, me: int, once: bool) -> None:

@@ -64,6 +64,10 @@ class Work(Protocol):
         """Read `pack` back."""
         ...
 
+    def nothing(self, state: Any, n_items: int) -> UploadSum | Statistics:
+        """What nobody sends, for its names and shapes."""
+        ...
+
     def size(self, state: Any, n_items: int) -> int:
         """How many numbers a node puts under its masks."""
         ...
@@ -92,7 +96,7 @@ class Work(Protocol):
         """On a node: what it holds afterwards, and what its clients send, without an epsilon's noise."""
         ...
 
-    def noised(self, vector: I64, data: TrainingSet, ctx: Context, parties: int) -> I64:
+    def noised(self, vector: I64, data: TrainingSet, held: Any, ctx: Context, parties: int) -> I64:
         """That as whole numbers, with this node's share of an epsilon's noise, so many taking part."""
         ...
 
@@ -154,14 +158,14 @@ class LearntWork:
         """Shapes are checked."""
         return ServerState.unpack(self.algorithm, arrays, n_items, what)
 
-    def size(self, state: ServerState, n_items: int) -> int:
+    def size(self, state: ServerState | None, n_items: int) -> int:
         """Numbers of a dense upload, shares of decay, and three counts."""
-        return self.vector(self._nothing(n_items), 0).size
+        return self.vector(self.nothing(state, n_items), 0).size
 
     def applied(self, state: ServerState, vector: I64, ctx: Context, expected: int) -> tuple[ServerState, int]:
         """Taken apart again, and the server's step. Under an epsilon a mean divides by what everybody knows."""
         clients = int(vector[-1])
-        summed = unflat(self.algorithm, self._nothing(ctx.n_items), vector[:-1], clients)
+        summed = unflat(self.algorithm, self.nothing(state, ctx.n_items), vector[:-1], clients)
         if self.budget is not None:
             summed = replace(summed, clients=expected)
         return apply(self.algorithm, state, summed, ctx), clients
@@ -191,11 +195,14 @@ class LearntWork:
         after, outcome = replace(self.federation, budget=None).contribute(data, held, ctx, cohort)
         return after, outcome.total
 
-    def noised(self, vector: I64, data: TrainingSet, ctx: Context, parties: int) -> I64:
+    def noised(self, vector: I64, data: TrainingSet, held: FederationState, ctx: Context, parties: int) -> I64:
         """A node draws as one client, however many it has: what is accounted for is the noise of a sum of nodes."""
         if self.budget is None:
             return vector
-        upload, share = replace(self.algorithm.upload, noise=self.budget.noise(parties)), self._nothing(ctx.n_items)
+        upload, share = (
+            replace(self.algorithm.upload, noise=self.budget.at(held.server.params).noise(parties)),
+            self.nothing(None, ctx.n_items),
+        )
         add_noise(replace(self.algorithm, upload=upload), share, data.ids_of(np.zeros(1, np.int64)), ctx)
         return vector + self.vector(share, 0)
 
@@ -214,9 +221,9 @@ class LearntWork:
 
     def memory(self, n_items: int) -> int:
         """Numbers of 64 bits: as they are, masked, packed, and in parts."""
-        return 4 * 8 * self.size(None, n_items)  # type: ignore[arg-type]
+        return 4 * 8 * self.size(None, n_items)
 
-    def _nothing(self, n_items: int) -> UploadSum:
+    def nothing(self, state: ServerState | None, n_items: int) -> UploadSum:
         """An empty sum, for its shapes."""
         specs, upload = self.algorithm.specs, self.algorithm.upload
         lead = {n: (n_items,) if specs[n].axis is Axis.ITEM else () for n in self.algorithm.sent}
@@ -258,11 +265,11 @@ class SummedWork:
 
     def size(self, state: Statistics, n_items: int) -> int:
         """Numbers of a client's statistics, and how many clients they are of."""
-        return sum(value.size for value in self._like(state, n_items).values()) + 1
+        return sum(value.size for value in self.nothing(state, n_items).values()) + 1
 
     def applied(self, state: Statistics, vector: I64, ctx: Context, expected: int) -> tuple[Statistics, int]:
         """Taken apart again, noised where an epsilon asks for it, and solved."""
-        like = self._like(state, ctx.n_items)
+        like = self.nothing(state, ctx.n_items)
         if vector.size != self.size(state, ctx.n_items):
             raise ForeignError(f"a sum of {vector.size} numbers; this round's has {self.size(state, ctx.n_items)}")
         summed = as_statistics(like, vector[:-1])
@@ -291,7 +298,7 @@ class SummedWork:
         """The statistics of some clients."""
         return held, total(self.form, held, data.held.take(cohort))
 
-    def noised(self, vector: I64, data: TrainingSet, ctx: Context, parties: int) -> I64:
+    def noised(self, vector: I64, data: TrainingSet, held: Statistics, ctx: Context, parties: int) -> I64:
         """Nothing is added here: the noise of a closed form's sum is the server's."""
         return vector
 
@@ -312,7 +319,7 @@ class SummedWork:
         """As known before the first round."""
         return 4 * self.form.traffic(n_items)[0]
 
-    def _like(self, state: Statistics, n_items: int) -> Statistics:
+    def nothing(self, state: Statistics, n_items: int) -> Statistics:
         """Statistics of nobody, for their shapes."""
         return self.form.statistics(state, Histories(Ragged.from_rows([]), n_items, np.zeros(0, np.int64)))
 

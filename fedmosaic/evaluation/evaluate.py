@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmosaic.core.errors import ScoreError
+from fedmosaic.core.looks import Glance, Shown
 from fedmosaic.core.ragged import I32, I64, Ragged
 from fedmosaic.data.negatives import Candidates
 from fedmosaic.data.split import Part, Split
@@ -29,8 +30,8 @@ class Scorer(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(Shown):
     """Ranks under both protocols, and what was put in front of people (top-10 lists of the evaluated users)."""
 
     part: Part
@@ -39,6 +40,16 @@ class Evaluation:
     top: I32
     popularity: I64  # training interactions per item
     activity: I64  # training interactions per user
+
+    def glance(self) -> Glance:
+        """The usual metrics of both rankings, in percent."""
+        tables = {"full": self.full.table()} | ({"sampled": self.sampled.table()} if self.sampled is not None else {})
+        names = ("hr@5", "hr@10", "ndcg@10", "hr@20")
+        tables["chance (full)"] = self.full.chance().table()
+        rows = [(name, *(f"{100 * table[n]:.2f}" for n in names)) for name, table in tables.items()]
+        users = np.unique(self.full.user).size
+        head = ("percent", *(n.upper() for n in names))
+        return Glance(f"Evaluation: {self.part}, {users:,} users, coverage@10 {self.coverage:.1%}", (), head, rows)
 
     def summary(self) -> dict[str, Any]:
         """Means at all cuts, coverage, popularity bias, and results by activity and popularity group."""

@@ -123,11 +123,7 @@ class Budget:
         shares = 1 if self.trust == "server" else self.least(expected)
         if not isinstance(self.clip, AdaptiveClip):
             return AddedNoise("gaussian", self.multiplier * self.clip / sqrt(shares), "summed")
-        if self.bound is None:
-            raise SettingsError(
-                "upload_clip=adaptive: whoever adds the noise must know the bound of the round, and deployed nodes add "
-                "theirs without; give upload_clip a number"
-            )
+        assert self.bound is not None, "an adaptive bound is that of a round: ask `at`"
         return self.clip.noise(self.multiplier, self.bound, shares)
 
     def spent_after(self, rounds: int) -> float:

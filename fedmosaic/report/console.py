@@ -70,9 +70,27 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
         f"cost: {cost['seconds']:.2f} s, {cost['cpu_seconds']:.2f} CPU s, peak {cost['peak_mb']:.0f} MB; "
         f"per client and round {cost['bytes_up']:,} bytes up, {cost['bytes_down']:,} down"
     )
+    if below := below_popularity(summary):
+        out.print(below, markup=False)
     if "privacy" in summary:
         out.print(f"privacy: {summary['privacy']}", markup=False)
     out.print(f"run folder: {summary['run']}", markup=False)
+
+
+def below_popularity(summary: dict[str, Any]) -> str | None:
+    """What to say of a run whose lists are worse than one list for everybody, in the ranking of everything.
+
+    >>> rows = {"test": {"full": {"hr@10": 0.042}}, "reference": {"popularity": {"full": {"hr@10": 0.048}}}}
+    >>> print(below_popularity({"method": "fedmf", **rows}))
+    below popularity: full HR@10 4.20 against 4.80; its lists are worse than the most popular items for everybody ...
+    """
+    own, popular = (r["full"]["hr@10"] for r in (summary["test"], summary["reference"]["popularity"]))
+    if summary["method"] == "popularity" or own >= popular:
+        return None
+    return (
+        f"below popularity: full HR@10 {100 * own:.2f} against {100 * popular:.2f}; its lists are worse than the most "
+        f"popular items for everybody (fedmosaic recommend-method DATA says what suits the data)"
+    )
 
 
 def print_results(title: str, rows: list[tuple[str, dict[str, Any]]], candidates: int = 99) -> None:

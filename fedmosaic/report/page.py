@@ -19,12 +19,14 @@ from fedmosaic.report.curves import HR, validation_curve
 from fedmosaic.runs.ledger import Record
 from fedmosaic.runs.run import load_ranks
 from fedmosaic.runs.run_folder import RunFolder
-from fedmosaic.runs.settings import Settings
+from fedmosaic.runs.settings import OF_FILES, Settings
 from fedmosaic.serving.recommender import FederatedRecommender
 
 LIST = 10
 HISTORY = 40  # newest items of a history that are shown
 COLUMNS = (("full", "hr@10"), ("full", "ndcg@10"), ("sampled", "hr@10"), ("sampled", "ndcg@10"))
+
+WHICH_ROWS = ("min_rating", "min_user_rows", "lenient")  # of what is said about files, that which changes the data
 
 
 def write_page(
@@ -96,7 +98,7 @@ def _name(one: Settings, others: Sequence[Settings]) -> str:
     if any(o.method_settings != one.method_settings for o in rest):
         parts += [f"{k}={v}" for k, v in one.method_settings.items()]
     for key in Settings.model_fields:
-        told = key in ("method", "pool", "method_settings", "dataset")
+        told = key in ("method", "pool", "method_settings", "dataset", *OF_FILES) and key not in WHICH_ROWS
         if not told and any(getattr(o, key) != getattr(one, key) for o in rest):
             parts.append(f"{key}={getattr(one, key)}")
     if len({o.dataset for o in others}) > 1:
@@ -267,14 +269,15 @@ def _panel(runs: Sequence[_Run], count: int, say: Callable[[str], None]) -> list
                 chosen = _people(model, count)
                 people = {str(u): {"history": _history(model, u, titles), "lists": {}} for u in chosen}
             for row in model.recommend(chosen, LIST).to_dicts():
-                titles[str(row["item"])] = str(row.get("title") or row["item"])
+                _know(titles, str(row["item"]), str(row.get("title") or row["item"]))
                 people[str(row["user"])]["lists"].setdefault(run.name, []).append(str(row["item"]))
             hidden = load_ranks(run.folder.place, "full")
             for user in chosen:
                 at = model.users_.require([user])[0]
                 items = [str(i) for i in model.items_.take(hidden.item[hidden.user == at]).to_list()]
                 people[str(user)]["hidden"] = items
-                titles |= {i: _title(model, i) for i in items if i not in titles}
+                for item in items:
+                    _know(titles, item, _title(model, item))
         if people:
             groups.append({"data": group[0], "titles": titles, "people": people})
     return groups
@@ -290,8 +293,15 @@ def _people(model: FederatedRecommender, count: int) -> list[Any]:
 def _history(model: FederatedRecommender, user: Any, titles: dict[str, str]) -> dict[str, Any]:
     seen = model.training_.histories[int(model.users_.require([user])[0])]
     items = [str(i) for i in model.items_.take(np.asarray(seen[-HISTORY:])[::-1]).to_list()]
-    titles |= {i: _title(model, i) for i in items if i not in titles}
+    for item in items:
+        _know(titles, item, _title(model, item))
     return {"count": len(seen), "items": items}
+
+
+def _know(titles: dict[str, str], item: str, title: str) -> None:
+    """Keep what an item is called; a run without titles takes them from no other."""
+    if titles.get(item, item) == item:
+        titles[item] = title
 
 
 def _title(model: FederatedRecommender, item: str) -> str:

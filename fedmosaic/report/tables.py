@@ -36,6 +36,8 @@ class Table:
             return self.csv()
         if form == "latex":
             return self.latex()
+        if form == "text":
+            return self.text()
         raise UnknownNameError("table format", form, FORMATS)
 
     def show(self) -> None:
@@ -43,6 +45,22 @@ class Table:
         print_table(self.title, list(self.header), [list(r) for r in self.rows])
         for note in self.notes:
             print(note)
+
+    def text(self) -> str:
+        """Columns side by side, as wide as their cells.
+
+        >>> print(Table("t", ("method", "HR@10"), (("a", "1.00"),)).text())
+        t
+        method  HR@10
+        a        1.00
+        """
+        rows = [self.header, *self.rows]
+        widths = [max(len(row[at]) for row in rows) for at in range(len(self.header))]
+        cells = [
+            [cell.ljust(w) if at == 0 else cell.rjust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))]
+            for row in rows
+        ]
+        return "\n".join([self.title, *("  ".join(row).rstrip() for row in cells), *self.notes])
 
     def markdown(self) -> str:
         """A pipe table, numbers to the right.

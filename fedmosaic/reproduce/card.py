@@ -23,7 +23,7 @@ from fedmosaic.report.tables import Table
 from fedmosaic.reproduce.counts import Count, counts_table
 from fedmosaic.runs.ledger import Ledger, Record
 from fedmosaic.runs.run_folder import RunFolder
-from fedmosaic.runs.settings import Settings
+from fedmosaic.runs.settings import PAPERS, Settings
 from fedmosaic.runs.study import Cell, cells
 
 POINTS = 1.5
@@ -118,7 +118,7 @@ class Claim:
 
     def settings(self, pool: str, seed: int, quick: bool) -> Settings:
         """The run that checks this claim."""
-        given = {"ties": "file", **self.given, "pool": pool, "seed": seed}
+        given = {"ties": "file", "select": PAPERS, **self.given, "pool": pool, "seed": seed}
         if quick and self.quick and "rounds" in registry.entry(self.method).settings.model_fields:
             given["rounds"] = self.quick
         return Settings.make(self.method, self.data, given)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmosaic.core.errors import RunError, SettingsError, UnknownNameError
+from fedmosaic.core.errors import RunError, SettingsError, UnknownNameError, one_of
 from fedmosaic.evaluation.metrics import F64, Interval, Paired, Ranks, bootstrap, holm, paired_test
 from fedmosaic.methods import registry
 from fedmosaic.methods.base import MethodSettings, renamed
@@ -63,10 +63,12 @@ class Contender:
         return cls(text, method, given)
 
 
-def contenders(texts: Sequence[str]) -> list[Contender]:
-    """Those asked for, each once, and the references that stand in every table."""
+def contenders(texts: Sequence[str], without: Sequence[str] = ()) -> list[Contender]:
+    """Those asked for, each once, and the references that stand in every table, but for those one can do without."""
+    for name in without:
+        one_of("reference", name, [Contender.parse(text).method for text in ALWAYS])
     found = [Contender.parse(text) for text in dict.fromkeys(texts)]
-    names = {c.method for c in found}
+    names = {c.method for c in found} | set(without)
     return [*(c for c in map(Contender.parse, ALWAYS) if c.method not in names), *found]
 
 

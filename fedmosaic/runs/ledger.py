@@ -18,7 +18,7 @@ from typing import Any
 from fedmosaic.core.errors import RenamedWarning, RunError
 from fedmosaic.core.files import read_json, write_atomic
 from fedmosaic.runs.run_folder import RunFolder
-from fedmosaic.runs.settings import Settings
+from fedmosaic.runs.settings import RECORDS_BEGAN, Settings
 
 CUT = "@10"
 PARTS = ("validation", "test", "chance")
@@ -54,7 +54,7 @@ class Record:
         return cls(
             folder.place.name,
             settings.key(),
-            settings.model_dump(exclude_defaults=True),
+            settings.recorded(),
             made | {name: env["packages"][name] for name in PACKAGES},
             folder.data or "",
             summary,
@@ -122,11 +122,11 @@ def modernise(path: Path, *, write: bool = False) -> dict[str, Any]:
     ledger = Ledger.read(path)
     found, changes, rekeyed = {}, [], 0
     for old in ledger.records.values():
-        values = {k: v for k, v in old.settings.items() if k not in ("method", "dataset")}
+        values = RECORDS_BEGAN | {k: v for k, v in old.settings.items() if k not in ("method", "dataset")}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RenamedWarning)
             settings = Settings.make(old.settings["method"], old.settings["dataset"], values)
-        new = replace(old, key=settings.key(), settings=settings.model_dump(exclude_defaults=True))
+        new = replace(old, key=settings.key(), settings=settings.recorded())
         before, after = old.settings.get("method_settings", {}), new.settings.get("method_settings", {})
         if before != after:
             moved = [f"{k}={before[k]}" for k in before if before.get(k) != after.get(k)]

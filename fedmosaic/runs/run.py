@@ -14,10 +14,13 @@ process.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedmosaic.core.errors import ForeignError, RunError, SettingsError
 from fedmosaic.core.files import load_tensors, read_json, save_tensors, write_json
@@ -32,10 +35,11 @@ from fedmosaic.evaluation.metrics import Ranks, bootstrap
 from fedmosaic.evaluation.spectrum import table_summary
 from fedmosaic.methods.closed_form import fit
 from fedmosaic.methods.popularity import Popularity
+from fedmosaic.runs.foresight import worries
 from fedmosaic.runs.run_folder import Position, RunFolder
 from fedmosaic.runs.settings import Settings
 from fedmosaic.serving.catalogue import Catalogue
-from fedmosaic.training.loop import Begun, OnRound, Validation, train
+from fedmosaic.training.loop import LOOK, Begun, OnRound, Validation, train
 from fedmosaic.training.method import Method, Promises
 
 CHECKPOINT_SECONDS = 2.0
@@ -57,7 +61,9 @@ class Setup:
         """Candidates, training set and judge of a split, as the settings have them."""
         candidates = draw_candidates(split, settings.candidates, seed=settings.candidate_seed)
         data = training_set(split, settings.pool, candidates)
-        return cls(split, candidates, data, Validation(split, candidates, settings.select, settings.evaluate_every))
+        scores = LOOK if settings.select == "auto" else None
+        judge = Validation(split, candidates, settings.selection, settings.evaluate_every, scores)
+        return cls(split, candidates, data, judge)
 
 
 def default_place(settings: Settings, parent: str | Path = "runs") -> Path:
@@ -84,6 +90,8 @@ def start(
         method = replace(method, team=team)
     data = settings.load_data(data_dir)
     split = settings.split_data(data)
+    for worry in worries(settings.method, method, np.bincount(data.item, minlength=len(data.items)), len(data.users)):
+        warnings.warn(worry, stacklevel=2)
     folder = RunFolder.create(Path(place), settings, data_dir, data.digest())
     return _execute(folder, settings, method, split, on_round, checkpoint_seconds)
 
@@ -200,9 +208,9 @@ def _summary(
         "seed": settings.seed,
         "rounds": last.round,
         "best_round": at.round,
-        "protocol": settings.protocol(split.rule, candidates.short),
+        "protocol": settings.protocol(split.rule, candidates.short, setup.validation.users),
         "candidates": settings.candidates,
-        **{str(part): _judged(found, settings.select) for part, found in evaluations.items()},
+        **{str(part): _judged(found, settings.selection) for part, found in evaluations.items()},
         "interval": {
             name: vars(bootstrap(ranks.per_user("hr", 10)))
             for name, ranks in (("sampled", test.sampled), ("full", test.full))

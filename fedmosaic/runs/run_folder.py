@@ -19,6 +19,7 @@ from fedmosaic.core.files import (
     write_atomic,
     write_json,
 )
+from fedmosaic.core.looks import Glance, Shown
 from fedmosaic.core.machine import environment
 from fedmosaic.methods.registry import entry
 from fedmosaic.runs.settings import Settings
@@ -54,11 +55,27 @@ class Position:
         )
 
 
-class RunFolder:
+class RunFolder(Shown):
     """Paths and atomic reads and writes of one run."""
 
     def __init__(self, place: str | Path) -> None:
         self.place = Path(place)
+
+    def glance(self) -> Glance:
+        """What was run, how far it came, and what came out."""
+        settings = self.settings()
+        facts = [("method", settings.method), ("data", settings.dataset), ("pool", settings.pool)]
+        if not self.finished:
+            return Glance(f"Run {self.place}: not finished", [*facts, ("next", f"fedmosaic resume {self.place}")])
+        found = self.summary()
+        facts.append(("round", f"{found['best_round']} of {found['rounds']}"))
+        rows = [
+            (name, *(f"{100 * table[p][m]:.2f}" for p in ("full", "sampled") for m in ("hr@10", "ndcg@10")))
+            for name, table in [*found["reference"].items(), (settings.method, found["test"])]
+        ]
+        drawn = f"1+{found['candidates']}"
+        head = ("test, percent", "full HR@10", "full NDCG@10", f"{drawn} HR@10", f"{drawn} NDCG@10")
+        return Glance(f"Run {self.place}", facts, head, rows)
 
     @classmethod
     def open(cls, place: str | Path) -> RunFolder:
@@ -204,5 +221,10 @@ class RunFolder:
             settings.method, seed=settings.seed, pool=settings.pool, **settings.method_settings
         )
         model.split_ = None
-        state, _ = self.load_state(model.method_, "best", "latest", "previous")
-        return model.restore(Catalogue.load(self.place / "catalogue"), state)
+        state, position = self.load_state(model.method_, "best", "latest", "previous")
+        return model.restore(Catalogue.load(self.place / "catalogue"), state, position.round)
+
+
+def folders_in(parent: str | Path) -> list[RunFolder]:
+    """The run folders that a folder holds, by name."""
+    return [RunFolder(config.parent) for config in sorted(Path(parent).glob("*/config.toml"))]

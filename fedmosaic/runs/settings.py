@@ -17,17 +17,30 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedmosaic.core.errors import DataError, SettingsError, UnknownNameError
+from fedmosaic.core.errors import SettingsError, UnknownNameError
 from fedmosaic.data import sources
 from fedmosaic.data.interactions import Interactions
 from fedmosaic.data.negatives import Pool
+from fedmosaic.data.own_files import PATTERN, matching, reading_of
 from fedmosaic.data.split import Split, Straddle, Ties, leave_one_out, ratio_split, time_split
 from fedmosaic.evaluation.metrics import METRICS
 from fedmosaic.methods import registry
 from fedmosaic.methods.base import MethodSettings, renamed, validated
 from fedmosaic.training.method import Method
 
+HEADLINE, PAPERS = "full:hr@10", "sampled:hr@10"
+# Settings of which some came later than the first records, and some were always said: what a key has where nothing is
+# said, so that the keys of runs that are recorded stay what they are.
+ALWAYS_SAID = {"user": "user", "item": "item", "header": True, "encoding": "utf-8"}
+RECORDS_BEGAN = {"select": PAPERS, "method_settings": {}}  # what a record that says nothing of it was made with
+SAID_LATER = ("title", "decimal")
 FILE_ENDINGS = (".csv", ".tsv", ".txt", ".dat", ".inter", ".parquet")
+
+
+OF_FILES = (
+    "user", "item", "rating", "time", "title", "separator", "header", "encoding", "decimal", "titles", "min_rating",
+    "min_user_rows", "lenient",
+)  # fmt: skip
 
 
 class Settings(BaseModel):
@@ -39,18 +52,20 @@ class Settings(BaseModel):
     dataset: str = Field(description="a name of the catalogue, or the path of a file")
     seed: int = Field(default=0, ge=0)
     pool: Pool = Field(default="strict", description="which items may be training negatives")
-    # own files
-    user: str | int = "user"
-    item: str | int = "item"
-    rating: str | int | None = None
-    time: str | int | None = None
-    separator: str | None = None
-    header: bool = True
-    encoding: str = "utf-8"
-    titles: str | None = Field(default=None, description="a CSV file with columns item and title")
-    min_rating: float | None = None
-    min_user_rows: int = Field(default=1, ge=1)
-    lenient: bool = False
+    # own files: what is not said is recognised (docs/data.md)
+    user: str | int | None = Field(default=None, description="column of who: a name, or a number from 1")
+    item: str | int | None = Field(default=None, description="column of what")
+    rating: str | int | None = Field(default=None, description="column of how much; no: none")
+    time: str | int | None = Field(default=None, description="column of when; no: none")
+    separator: str | None = Field(default=None, description="between fields: tab, ';', '::' or any text")
+    header: bool | None = Field(default=None, description="whether the first row names the columns")
+    encoding: str | None = Field(default=None, description="utf-8, latin-1 ...")
+    titles: str | None = Field(default=None, description="a file with ids and titles of items, in columns of any name")
+    min_rating: float | None = Field(default=None, description="rows with a lower rating are no positives")
+    min_user_rows: int = Field(default=1, ge=1, description="users with fewer rows are left out")
+    lenient: bool = Field(default=False, description="set up to 5 % of bad rows apart and count them")
+    title: str | int | None = Field(default=None, description="column of titles in the data itself")
+    decimal: Literal[".", ","] | None = Field(default=None, description="what decimals are written with")
     # the synthetic set
     users: int = Field(default=2000, ge=1)
     items: int = Field(default=1000, ge=4)
@@ -71,7 +86,10 @@ class Settings(BaseModel):
     test_share: float = Field(default=0.1, gt=0, lt=1)
     candidates: int = Field(default=99, ge=1, description="sampled items beside each held-out one")
     candidate_seed: int = Field(default=0, ge=0)
-    select: str = Field(default="sampled:hr@10", description="what chooses the round: sampled or full, metric@k")
+    select: str = Field(
+        default="auto",
+        description="what chooses the round: sampled or full, metric@k; auto: full:hr@10, but as papers if pool=legacy",
+    )
     evaluate_every: int = Field(default=1, ge=1, description="rounds between evaluations on validation")
     patience: int | None = Field(
         default=None, ge=1, description="stop after so many rounds in which validation did not rise"
@@ -81,10 +99,12 @@ class Settings(BaseModel):
     @field_validator("select")
     @classmethod
     def _known_selection(cls, value: str) -> str:
+        if value == "auto":
+            return value
         protocol, _, metric = value.partition(":")
         name, _, cut = metric.partition("@")
         if protocol not in ("sampled", "full") or name not in METRICS or not cut.isdigit() or int(cut) < 1:
-            raise ValueError(f"sampled:METRIC@K or full:METRIC@K, with a metric of {', '.join(METRICS)}")
+            raise ValueError(f"auto, sampled:METRIC@K or full:METRIC@K, with a metric of {', '.join(METRICS)}")
         return value
 
     @classmethod
@@ -119,11 +139,42 @@ class Settings(BaseModel):
         method: Method[Any] = registry.entry(self.method).build(self.method_settings)
         return method
 
+    @property
+    def is_file(self) -> bool:
+        """Whether the data set is a file of one's own, or a pattern of files, and not a name."""
+        path = Path(self.dataset)
+        known = path.suffix in FILE_ENDINGS or path.name.endswith((".gz", ".zip"))
+        return known or path.is_file() or any(sign in self.dataset for sign in PATTERN)
+
+    def resolved(self) -> tuple[Settings, str | None]:
+        """The same with what is recognised of a file said, so that reruns do not guess; and that in words."""
+        if not self.is_file:
+            return self, None
+        first = matching(self.dataset)[0]
+        if first.suffix == ".parquet":
+            return self, None
+        said = {name: getattr(self, name) for name in OF_FILES}
+        seen, _ = reading_of(first, said)
+        places = {c: c if seen.fmt.header else i + 1 for i, c in enumerate(seen.columns)}
+        roles = {r: "no" if c is None else places[c] for r, c in seen.roles.items()}
+        if self.rating is None and self.min_rating is None:
+            del roles["rating"]  # it decides nothing
+        format = {k: getattr(seen.fmt, k) for k in ("separator", "header", "encoding", "decimal")}
+        return self.model_copy(update={**format, **roles}), seen.words
+
+    def with_ratings(self) -> Settings:
+        """The same with the column of ratings, where one is recognised in a file: for looking at, not for training."""
+        if not self.is_file or self.rating is not None or matching(self.dataset)[0].suffix == ".parquet":
+            return self
+        seen, _ = reading_of(matching(self.dataset)[0], {name: getattr(self, name) for name in OF_FILES})
+        name = seen.roles["rating"]
+        at = None if name is None else seen.columns.index(name) + 1
+        return self.model_copy(update={"rating": at})
+
     def load_data(self, data_dir: str | Path | None = None) -> Interactions:
         """The data set these settings name."""
-        path = Path(self.dataset)
-        if path.suffix in FILE_ENDINGS or path.name.endswith(".gz") or path.exists():
-            return self._load_file(path)
+        if self.is_file:
+            return Interactions.from_file(self.dataset, **{name: getattr(self, name) for name in OF_FILES})
         if self.dataset == "synthetic":
             return sources.load("synthetic", users=self.users, items=self.items, per_user=self.per_user)
         return sources.load(self.dataset, data_dir)
@@ -137,14 +188,21 @@ class Settings(BaseModel):
             return time_split(data, validation=validation, test=test)
         return ratio_split(data, validation=validation, test=test, ties=self.ties)
 
-    def protocol(self, rule: str, short: int = 0) -> str:
+    @property
+    def selection(self) -> str:
+        """What chooses the round: as was said, or else the headline; under the papers' pool, what papers choose by."""
+        return (PAPERS if self.pool == "legacy" else HEADLINE) if self.select == "auto" else self.select
+
+    def protocol(self, rule: str, short: int = 0, judged: int | None = None) -> str:
         """One line that belongs beside every number; `rule` is the split's own description.
 
         `short` users have fewer unseen items than candidates are wanted, so chance is higher for them.
+        judged: how many users chose the round, where not all did.
         """
         straddle = ", repeats straddle the split (leak)" if self.straddle else ""
         leak = {"strict": "", "legacy": " (leaks the held-out item)", "isolated": " (peeks)"}[self.pool]
-        selection = "last round" if self.split == "last-out" else f"selected on validation {self.select}"
+        selection = "last round" if self.split == "last-out" else f"selected on validation {self.selection}"
+        selection += f" of {judged:,} users" if judged is not None and self.split != "last-out" else ""
         fed = "" if self.input == "train" else "; input all-before: validation items are fed, not trained on"
         drawn = f"sampled = 1 + {self.candidates}" + (f" (fewer for {short:,} users)" if short else "")
         return f"{rule}{straddle}; pool {self.pool}{leak}; seed {self.seed}; {drawn}; {selection}{fed}"
@@ -159,8 +217,16 @@ class Settings(BaseModel):
         """
         whole = validated(registry.entry(self.method).settings, self.method_settings, f"method {self.method}")
         own = {k: v for k, v in whole.model_dump().items() if v is not None and v is not False}
-        text = json.dumps({**self.model_dump(), "method_settings": own}, sort_keys=True, default=str)
+        run = {k: v for k, v in self.model_dump().items() if v is not None or k not in SAID_LATER}
+        if not self.is_file:
+            run |= {k: v for k, v in ALWAYS_SAID.items() if run[k] is None}
+        text = json.dumps({**run, "method_settings": own}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def recorded(self) -> dict[str, Any]:
+        """What a record keeps: all that is not as it was when records began."""
+        began = {name: field.default for name, field in type(self).model_fields.items()} | RECORDS_BEGAN
+        return {k: v for k, v in self.model_dump().items() if v is not None and v != began[k]}
 
     def to_toml(self) -> str:
         """The file that reruns this; absent means none."""
@@ -178,24 +244,6 @@ class Settings(BaseModel):
         except KeyError as error:
             raise SettingsError(f"{source} does not say {error.args[0]}") from None
         return cls.make(method, dataset, values)
-
-    def _load_file(self, path: Path) -> Interactions:
-        titles = None if self.titles is None else _titles(Path(self.titles))
-        common: dict[str, Any] = {
-            "user": self.user,
-            "item": self.item,
-            "rating": self.rating,
-            "time": self.time,
-            "titles": titles,
-            "min_rating": self.min_rating,
-            "min_user_rows": self.min_user_rows,
-            "lenient": self.lenient,
-        }
-        if path.suffix == ".parquet":
-            return Interactions.from_parquet(path, **common)
-        return Interactions.from_csv(
-            path, separator=self.separator, header=self.header, encoding=self.encoding, **common
-        )
 
 
 def presets() -> dict[str, str]:
@@ -231,14 +279,3 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
             raise SettingsError(f"setting {key!r} is given twice")
         result[key] = None if value.lower() in {"none", "null"} else int(value) if value.isdigit() else value
     return result
-
-
-def _titles(path: Path) -> Any:
-    import polars as pl
-
-    from fedmosaic.data.text import TextFormat, read_table
-
-    frame = read_table(path, TextFormat.of(path)).frame
-    if not {"item", "title"} <= set(frame.columns):
-        raise DataError(f"needs columns item and title; has {', '.join(frame.columns)}", source=path)
-    return frame.select(pl.col("item"), pl.col("title"))

@@ -32,7 +32,7 @@ POLL_SECONDS = 0.5
 MANY = 10  # runs for which PyTorch is imported once, where it is installed, in case some need it
 DATA_SETTINGS = (  # that decide which interactions a run sees
     "dataset", "user", "item", "rating", "time", "separator", "header", "encoding", "min_rating", "min_user_rows",
-    "lenient", "users", "items", "per_user",
+    "lenient", "decimal", "users", "items", "per_user",
 )  # fmt: skip
 Where = str | Path | None
 

@@ -214,7 +214,7 @@ def write_preset(found: Best, place: Path, command: str) -> None:
     versions = environment()["packages"]
     head = (
         f"# found by: {command}\n"
-        f"# {found.trials} trials, {found.pruned} cut short; validation {found.settings.select} {found.value:.4f}\n"
+        f"# {found.trials} trials, {found.pruned} cut short; validation {found.settings.selection} {found.value:.4f}\n"
         f"# on {datetime.now(UTC):%Y-%m-%d} with fedmosaic {versions['fedmosaic']}, torch {versions['torch']}\n"
     )
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,8 @@ from fedmosaic.evaluation.metrics import Ranks
 from fedmosaic.training.method import Chooses, Ends, Method, RoundRecord
 
 S = TypeVar("S")
+FEWEST = 500  # users who speak for all, at least
+LOOK = 10_000_000  # scores that a look at validation may take where nobody said otherwise
 OnRound = Callable[[int, int, dict[str, Any]], None]  # (round, rounds, what is known about the round)
 
 
@@ -33,12 +35,32 @@ class Validation:
     """What rounds are judged by: the held-out validation items, one metric of one protocol, every so many rounds.
 
     split, candidates: what is held out, and what it is ranked among. select: `sampled:hr@10`, `full:ndcg@10`, ...
+    scores: where it ranks the whole catalogue, how many scores a look may take; of more, some users speak for all.
     """
 
     split: Split
     candidates: Candidates
     select: str = "sampled:hr@10"
     every: int = 1
+    scores: int | None = None
+
+    @cached_property
+    def judged(self) -> Split:
+        """The split with the validation items of those users alone who are looked at."""
+        held = self.split.validation
+        users = np.flatnonzero(held.lengths > 0)
+        most = users.size if self.scores is None else max(self.scores // max(self.split.n_items, 1), FEWEST)
+        if users.size <= most:
+            return self.split
+        some = np.zeros(len(held), dtype=bool)
+        some[users[np.linspace(0, users.size - 1, most).astype(np.int64)]] = True
+        kept = some[held.rows]
+        return replace(self.split, validation=Ragged.group(held.rows[kept], held.values[kept], len(held)))
+
+    @property
+    def users(self) -> int | None:
+        """How many users are looked at, where they are not all."""
+        return None if self.judged is self.split else int((self.judged.validation.lengths > 0).sum())
 
     @cached_property
     def query(self) -> Ragged:
@@ -56,9 +78,10 @@ class Validation:
         if step.answers is not None:
             ranks["sampled"] = rank_probe(step.answers, self.query, self.split.validation)
         if self.select.startswith("full") or step.answers is None:
-            found = evaluate(method.scorer(data, step.state), self.split, "validation", self.candidates, top_k=0)
+            split = self.judged if self.select.startswith("full") else self.split
+            found = evaluate(method.scorer(data, step.state), split, "validation", self.candidates, top_k=0)
             assert found.sampled is not None
-            ranks |= {"sampled": found.sampled, "full": found.full}
+            ranks = {"sampled": found.sampled} | ranks | {"full": found.full}
         names = dict.fromkeys(["hr@10", "ndcg@10", self.select.split(":")[1]])
         return {p: {n: r.mean(n.split("@")[0], int(n.split("@")[1])) for n in names} for p, r in ranks.items()}
 

@@ -40,7 +40,7 @@ from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
 from fedmosaic.methods.base import Entry
 from fedmosaic.methods.closed_form import Scores, State, Statistics
-from fedmosaic.methods.mosaic import factored, features, full, gate, private, rows, softmax
+from fedmosaic.methods.mosaic import factored, features, full, gate, private, rows, sizes, softmax
 from fedmosaic.methods.mosaic.gate import Candidate
 from fedmosaic.methods.private_release import PrivateRelease
 
@@ -102,6 +102,13 @@ class Mosaic(PrivateRelease):
         "all have the weights that suit most; 4 are enough",
     )
     most: int = Field(default=400, ge=2, description="items that predict others under an epsilon")
+    now: float | None = Field(
+        default=None,
+        description="time of the last event, in the unit of the data; not said: read off them, if all are here",
+    )
+    span: float | None = Field(
+        default=None, gt=0, description="how far back from then the data go: what is recent is a tenth of it"
+    )
     auto: bool = Field(default=True, description="choose window, taste, soft and trend, where not given, by validation")
 
     @model_validator(mode="before")
@@ -142,7 +149,7 @@ class Mosaic(PrivateRelease):
             "inputs": np.full(n_items, -1, np.int32),
             "events": np.zeros(n_items),
             "recent": np.zeros(n_items, np.float32),
-            "clock": np.zeros(2),
+            "clock": np.array([self.now or 0.0, self.span or 0.0]),  # when now is, and how far back the data go
             "windows": np.array(self._windows),  # of every candidate
             "vectors": np.zeros((0, 0), np.float32),  # of items, that features read
             "lifted": np.zeros((0, n_items), np.float32),  # weights of features, of the last candidate
@@ -170,10 +177,11 @@ class Mosaic(PrivateRelease):
         return self._candidates("window", WINDOWS)
 
     def start(self, data: TrainingSet, seed: int) -> State:
-        """Before the first sum: when now is, and how far back the data go; a federation agrees on both."""
+        """Before the first sum: when now is, and how far back the data go. Devices agree on both (`now`, `span`)."""
         state = dict(self.init(data.n_items, seed))
         if data.times is not None and data.times.size and self.epsilon is None:  # else it would be published
-            state["clock"] = np.array([data.times.max(), max(data.times.max() - data.times.min(), 1)], np.float64)
+            now = data.times.max() if self.now is None else self.now
+            state["clock"] = np.array([now, self.span or max(now - data.times.min(), 1)], np.float64)
         return state
 
     def done(self, state: State) -> bool:
@@ -225,14 +233,14 @@ class Mosaic(PrivateRelease):
         some = total["events"] >= self.least
         if not some.any():  # too little of everything: all that was seen
             some = total["events"] > 0
-        k, m, windows = int(some.sum()), some.size, len(self._windows)
+        m = some.size
+        size = sizes.full(int(some.sum()), m, len(self._windows), self.features, self.folds)
         state = {
             **state,
             "inputs": np.where(some, np.cumsum(some) - 1, -1).astype(np.int32),
             "events": total["events"],
             "recent": (total["late"] / max(total["late"].max(), 1e-9)).astype(np.float32),
         }
-        size = 8 * (k + self.features) * (windows * (k + self.features + m) + k) * max(self.folds, 1)
         if self.rank is None and size <= LARGEST:
             return state
         if name := self._addition:
@@ -241,6 +249,16 @@ class Mosaic(PrivateRelease):
                 f"{size / 2**30:.1f} GiB with {name}={getattr(self, name)} (limit {LARGEST / 2**30:.3g}); use fewer"
             )
         return factored.first_bases(state, self.rank or RANK)
+
+    def largest_message(self, events: npt.NDArray[np.int64]) -> int:
+        """Bytes of the largest sum that a device sends, where items were met so often."""
+        k, m, windows = sizes.predicting(events, self.least), events.size, len(self._windows)
+        if self.epsilon is not None:
+            return sizes.full(min(k, self.most), m, windows)
+        whole = sizes.full(k, m, windows, self.features, self.folds)
+        if self.rank is None and whole <= LARGEST:
+            return whole
+        return sizes.factored(k, m, windows, self.rank or RANK)
 
     def without_validation(self) -> Mosaic:
         """One window, and the weights as they were given."""

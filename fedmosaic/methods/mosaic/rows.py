@@ -19,10 +19,10 @@ def counts(state: State, histories: Histories) -> Statistics:
     from fedmosaic.methods.mosaic.pairs import GRID
 
     events = np.bincount(histories.items.values, minlength=histories.n_items).astype(np.float64)
-    if histories.times is None:
-        return {"events": events, "late": events}
     now, span = state["clock"]
-    weighed = np.exp(-(now - histories.times) / (RECENT * span))
+    if histories.times is None or not span:
+        return {"events": events, "late": events}
+    weighed = np.exp(-np.maximum(now - histories.times, 0) / (RECENT * span))  # what came after now is of now
     late = np.zeros(histories.n_items)
     np.add.at(late, histories.items.values, np.floor(weighed * GRID + 0.5) / GRID)
     return {"events": events, "late": late}
