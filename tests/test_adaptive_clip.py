@@ -163,8 +163,6 @@ def test_where_it_cannot_work_it_is_refused(data: TrainingSet) -> None:
     ):
         with pytest.raises(SettingsError, match=why):
             built("fedmf", **given)
-    with pytest.raises(SettingsError, match="must know the bound of the round"):
-        Budget(2.0, 1e-5, AdaptiveClip(), 7, 1.0, "devices").noise(10)
 
 
 def test_the_promise_says_what_the_bound_is() -> None:
