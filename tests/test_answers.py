@@ -152,6 +152,13 @@ def test_the_command_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
+        runs.start(settings.model_copy(update={"seed": 1}), "young", on_round=cut, checkpoint_seconds=1000)
+    young = run_command("recommend", "young", "--user", "1")
+    assert (young.code, young.err) == (
+        1,
+        "error: young is not finished and holds no state yet; fedmosaic resume young goes on\n",
+    )
+    with pytest.raises(KeyboardInterrupt):
         runs.start(settings, "cut", on_round=cut, checkpoint_seconds=0)
     done = run_command("recommend", "cut", "--user", "1", "-k", "2")
     assert "note: cut is not finished; this is its best state so far, of round" in done.err

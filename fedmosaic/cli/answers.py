@@ -161,12 +161,15 @@ def serve(
 
 def trained(place: Path) -> FederatedRecommender:
     """A saved model, or that of a run; one that is not finished is said to be so."""
+    from fedmosaic.core.errors import RunError
     from fedmosaic.runs.run_folder import RunFolder
     from fedmosaic.serving.recommender import FederatedRecommender
 
     if (place / "model.json").is_file():
         return FederatedRecommender.load(place)
     folder = RunFolder.open(place)
+    if not folder.finished and not any((place / "checkpoint").glob("*.safetensors")):
+        raise RunError(f"{place} is not finished and holds no state yet; fedmosaic resume {place} goes on")
     model = folder.recommender()
     if not folder.finished:
         print(
