@@ -118,7 +118,7 @@ def test_health_metrics_and_document(client: Client, model: FederatedRecommender
     assert "fedmosaic_request_seconds_count" in text
     document = client.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
-    for name in ("Question", "Answer", "Batch", "Alike", "Error", "Listed"):
+    for name in ("Question", "Answer", "Questions", "Alike", "Error", "Listed"):
         assert name in document["components"]["schemas"]
 
 

@@ -28,7 +28,7 @@ MOST_QUESTIONS = 256  # of a batch
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds
 
 
-class Batch(BaseModel):
+class Questions(BaseModel):
     """Several questions, answered in one pass."""
 
     model_config = ConfigDict(extra="forbid")
@@ -43,7 +43,7 @@ class Alike(BaseModel):
     k: int = Field(default=10, ge=1, le=LONGEST)
 
 
-class RefusalError(Exception):
+class NoAnswerError(Exception):
     """A request that is not answered: a status, a kind that programs can read, and words."""
 
     def __init__(self, status: int, kind: str, words: str) -> None:
@@ -103,14 +103,16 @@ def app(model: FederatedRecommender) -> Starlette:
             began = time.perf_counter()
             try:
                 response: Response = JSONResponse(await work(request))
-            except RefusalError as error:
+            except NoAnswerError as error:
                 response = error.response()
             except UnknownNameError as error:
-                response = RefusalError(404, f"unknown_{error.kind}", f"unknown {error.kind} {error.name!r}").response()
+                response = NoAnswerError(
+                    404, f"unknown_{error.kind}", f"unknown {error.kind} {error.name!r}"
+                ).response()
             except RequestError as error:
-                response = RefusalError(422, "cannot_answer", str(error)).response()
+                response = NoAnswerError(422, "cannot_answer", str(error)).response()
             except FedmosaicError as error:
-                response = RefusalError(500, "failed", str(error)).response()
+                response = NoAnswerError(500, "failed", str(error)).response()
             counts.add(request.url.path, response.status_code, time.perf_counter() - began)
             return response
 
@@ -124,7 +126,7 @@ def app(model: FederatedRecommender) -> Starlette:
         return (await ask([await _body(request, Question)]))[0]
 
     async def batch(request: Request) -> Any:
-        return {"answers": await ask((await _body(request, Batch)).questions)}
+        return {"answers": await ask((await _body(request, Questions)).questions)}
 
     async def similar(request: Request) -> Any:
         asked = await _body(request, Alike)
@@ -153,13 +155,13 @@ def app(model: FederatedRecommender) -> Starlette:
 
 
 async def _nothing_there(request: Request, error: Exception) -> Response:
-    return RefusalError(
+    return NoAnswerError(
         404, "no_such_path", "there are /recommend, /recommend/batch, /similar, /health, /metrics"
     ).response()
 
 
 async def _wrong_way(request: Request, error: Exception) -> Response:
-    return RefusalError(405, "wrong_method", "questions are asked by POST, with a JSON object").response()
+    return NoAnswerError(405, "wrong_method", "questions are asked by POST, with a JSON object").response()
 
 
 async def _body(request: Request, kind: type[Any]) -> Any:
@@ -168,16 +170,16 @@ async def _body(request: Request, kind: type[Any]) -> Any:
     async for part in request.stream():
         size += len(part)
         if size > MOST_BYTES:
-            raise RefusalError(413, "too_large", f"a request has at most {MOST_BYTES:,} bytes")
+            raise NoAnswerError(413, "too_large", f"a request has at most {MOST_BYTES:,} bytes")
         parts.append(part)
     try:
         return kind.model_validate(json.loads(b"".join(parts)))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RefusalError(400, "not_json", f"the request is not JSON: {error}") from None
+        raise NoAnswerError(400, "not_json", f"the request is not JSON: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "request"
-        raise RefusalError(422, "invalid", f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise NoAnswerError(422, "invalid", f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def openapi() -> dict[str, Any]:
@@ -186,7 +188,7 @@ def openapi() -> dict[str, Any]:
     >>> sorted(openapi()["paths"])
     ['/health', '/metrics', '/recommend', '/recommend/batch', '/similar']
     """
-    kinds: dict[str, type[BaseModel]] = {"Question": Question, "Answer": Answer, "Batch": Batch, "Alike": Alike}
+    kinds: dict[str, type[BaseModel]] = {"Question": Question, "Answer": Answer, "Questions": Questions, "Alike": Alike}
     schemas: dict[str, Any] = {}
     for name, kind in kinds.items():
         schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -212,7 +214,7 @@ def openapi() -> dict[str, Any]:
         "info": {"title": "fedmosaic", "version": __version__},
         "paths": {
             "/recommend": post("A list for a user, or from a history", "Question", _ref("Answer")),
-            "/recommend/batch": post(f"Lists for up to {MOST_QUESTIONS} questions", "Batch", many),
+            "/recommend/batch": post(f"Lists for up to {MOST_QUESTIONS} questions", "Questions", many),
             "/similar": post("Items that are alike", "Alike", lists),
             "/health": get("Whether it answers, and for which model"),
             "/metrics": get("Counts and times, for Prometheus"),
