@@ -46,7 +46,7 @@ def check_adds_up(algorithm: Algorithm, groups: int | None = None) -> None:
     if algorithm.server.reduction.each and groups is None:
         raise SettingsError(
             "secure=true: this server's reduction must see every upload by itself; use mean or sum, or, "
-            "in simulations, groups=, and it sees sums of so many groups"
+            "in simulations, give groups=, and it sees sums of so many groups"
         )
     if groups is not None and not algorithm.server.reduction.each:
         raise SettingsError("groups= is for reductions that look at sums of groups: bounded, trimmed-mean or median")

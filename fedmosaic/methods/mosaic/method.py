@@ -200,7 +200,7 @@ class Mosaic(PrivateRelease):
 
     def _stages(self, state: State) -> list[Stage]:
         """The rounds of the form, in order; which form it is shows in the state after the first."""
-        events, ridges = self.events, (self.lam, self.taste_lam)
+        events, lam, taste_lam = self.events, self.lam, self.taste_lam
         if self.epsilon is not None:
             private_solved = partial(private.solved, deviation=self.deviation(1 - private.COUNTS))
             return [
@@ -210,10 +210,12 @@ class Mosaic(PrivateRelease):
         counted = Stage(rows.counts, self._begun)
         if state["taste_basis"].size:
             better = Stage(partial(factored.sums, events=events, last=False), factored.better_bases)
-            last = Stage(partial(factored.sums, events=events, last=True), _with(factored.solved, *ridges))
+            solved = partial(factored.solved, lam=lam, taste_lam=taste_lam)
+            last = Stage(partial(factored.sums, events=events, last=True), solved)
             return [counted, *[better] * (self.rounds - 2), last]
         if self.folds:
-            return [counted, Stage(partial(gate.sums, events=events, folds=self.folds), _with(gate.solved, *ridges))]
+            solved = partial(gate.solved, lam=lam, taste_lam=taste_lam)
+            return [counted, Stage(partial(gate.sums, events=events, folds=self.folds), solved)]
         found = [counted, Stage(partial(full.sums, events=events), self._solved)]
         if self.features:
             lifted = partial(features.sums, events=events, features=self.features)
@@ -385,17 +387,7 @@ class Mosaic(PrivateRelease):
 
     def vectors(self, state: State) -> npt.NDArray[np.floating]:
         """How each item is predicted: from what goes with it, or, with an epsilon, from what comes before it."""
-        inputs = state["inputs"]
-        if not state["co"].size and state["sequence"].size:
-            return np.asarray(state["sequence"][0].T)
-        found = np.zeros((inputs.size, state["co"].shape[0]), np.float32)
-        found[inputs >= 0] = state["co"].T
-        return found
-
-
-def _with(solved: Callable[..., State], *settings: float) -> Callable[[State, Statistics], State]:
-    """What makes a state of a sum, with its settings behind."""
-    return lambda state, total: solved(state, total, *settings)
+        return rows.vectors(state)
 
 
 METHODS = (

@@ -68,3 +68,13 @@ def within(rows: Any, basis: F32) -> Any:
 def column(basis: F32, matrix: F32, places: Any, item: int) -> F32:
     """What some of the items that predict say about one item: rows of a factored product, or of a matrix."""
     return np.asarray(basis[places] @ matrix[:, item] if basis.size else matrix[places, item])
+
+
+def vectors(state: State) -> npt.NDArray[np.floating]:
+    """A row per item: from what goes with it it is predicted, or, with an epsilon, from what comes before it."""
+    inputs = state["inputs"]
+    if not state["co"].size and state["sequence"].size:
+        return np.asarray(state["sequence"][0].T)
+    found = np.zeros((inputs.size, state["co"].shape[0]), np.float32)
+    found[inputs >= 0] = state["co"].T
+    return found
