@@ -210,7 +210,7 @@ def tune(
     """Search for a method's settings on validation; the file it writes is for `fedmosaic run --config`."""
     from fedmosaic.report.console import progress_bar
     from fedmosaic.runs.settings import Settings, parse_pairs
-    from fedmosaic.runs.tune import Search, default_space, parse_space, write_preset
+    from fedmosaic.runs.tune import Search, at_edges, default_space, parse_space, write_preset
     from fedmosaic.runs.tune import tune as search_for
 
     given = parse_pairs(pairs or [])
@@ -241,6 +241,8 @@ def tune(
     )
     best = found.settings.method_settings
     print("  ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in best.items()))
+    for key, (low, high) in at_edges(search.space, best).items():
+        print(f"note: {key}={best[key]:.6g} lies at an end of what was searched, {low:.6g} to {high:.6g}; give --space")
     print(f"run it: fedmosaic run --config {place}")
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedmosaic.runs.settings import Settings
 from fedmosaic.training.loop import train
 
 Choice = tuple[float, float] | list[Any]  # a logarithmic range, or values to choose from
+EDGE = 0.05  # of a range, on its logarithmic scale
 # Not searched unless asked: they change the problem, its privacy or its cost rather than the fit.
 FIXED = {"participation", "step_decay", "round_decay", "tolerance", "gradient_clip"}
 FIXED |= {"noise", "noise_draws", "noise_multiplier", "publish_noise", "clip", "clip_values", "threshold", "nu"}
@@ -63,6 +65,17 @@ class Best:
     value: float
     trials: int
     pruned: int
+
+
+def at_edges(space: Mapping[str, Choice], found: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Settings that were best at an end of their range, and the range: better ones may lie outside.
+
+    >>> at_edges({"rate": (0.1, 10.0), "dim": [8, 16]}, {"rate": 9.7, "dim": 16})
+    {'rate': (0.1, 10.0)}
+    """
+    ranges = {name: choice for name, choice in space.items() if isinstance(choice, tuple) and name in found}
+    places = {n: log(found[n] / low) / log(high / low) for n, (low, high) in ranges.items() if 0 < low < high}
+    return {name: ranges[name] for name, place in places.items() if not EDGE < place < 1 - EDGE}
 
 
 def default_space(method: str) -> dict[str, Choice]:
