@@ -22,7 +22,7 @@ from fedmosaic.deploy.mailbox import Mailbox
 from fedmosaic.deploy.roster import LiveRoster
 from fedmosaic.deploy.watch import Metrics, Watch
 
-SHARES = 0.2  # seconds between two looks for who lacks the outcome
+SHARES = 1.0  # seconds between two looks for who lacks the outcome
 Tell = Callable[[dict[str, Any]], None]
 Say = Callable[[str], None]
 
