@@ -17,7 +17,8 @@ from typing import Any
 from fedmosaic.core.files import append_line
 from fedmosaic.deploy.protocol import OpeningMessage, Refused, Reply, Transport, UpdateMessage, kind_of
 
-PAUSE = 0.02  # seconds between two looks for answers
+PAUSE = 0.02  # seconds between two looks for answers, at least,
+LOOKS = 5.0  # and so many times as long as a look takes: of many nodes, it takes a while
 OWED = 1.0  # deadlines after its exchange closed until an unanswered message is forgotten
 TOGETHER = 256 << 20  # bytes that are out at once: everything that is out lies in memory
 
@@ -99,12 +100,12 @@ class Desk:
     def hold(self, nodes: Iterable[str], exchange: Exchange) -> Tally:
         """Ask nodes, and take answers until all that are there have answered, enough have, or the time is up."""
         tally, closes, waiting, mine = Tally(), self.clock() + exchange.seconds, deque(nodes), set[str]()
-        while not exchange.enough() and self.clock() < closes:
-            there = self.there()
-            out = [self._asked[name] for name in mine if name in self._asked]
-            while waiting and (not out or sum(asked.size for asked in out) < TOGETHER):
-                mine.add(self._send(waiting.popleft(), exchange, closes, tally, again=False))
-                out = [self._asked[name] for name in mine]
+        while not exchange.enough() and (since := self.clock()) < closes:
+            there, out = self.there(), sum(self._asked[name].size for name in mine)
+            look = self.clock() - since
+            while waiting and (not out or out < TOGETHER):
+                mine.add(name := self._send(waiting.popleft(), exchange, closes, tally, again=False))
+                out += self._asked[name].size
             for reply in self.transport.receive():
                 node = self._refusing(reply, exchange.round, tally, exchange)
                 if node is not None:
@@ -112,7 +113,7 @@ class Desk:
             mine &= set(self._asked)
             if not waiting and not any(self._asked[name].node in there for name in mine):
                 break
-            self.sleep(self.pause)
+            self.sleep(max(self.pause, LOOKS * look))
         for name in mine & set(self._asked):
             self._asked[name].open = False
         return tally
