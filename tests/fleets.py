@@ -45,7 +45,14 @@ def histories(users: int = 8, items: int = 30, seed: int = 0) -> TrainingSet:
 def agreement_of(method: str, items: int, **more: Any) -> Agreement:
     learnt = {"dim": 4, "rounds": 3, **SMALL.get(method, {})} if method in SMALL else {}
     settings = {**learnt, **more.pop("settings", {})}
-    plain = {"own_draws": False, "seed": 1, "deadline": 30.0, "fewest": 1, "bounds": False, "secure": False}
+    plain = {
+        "own_draws": "epsilon" in settings,
+        "seed": 1,
+        "deadline": 30.0,
+        "fewest": 1,
+        "bounds": False,
+        "secure": False,
+    }
     return Agreement(
         method=method, method_settings=settings, items=catalogue_digest(catalogue(items)), **(plain | more)
     )

@@ -286,3 +286,33 @@ def test_another_flower_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(flower, "version", lambda name: "2.0.1")
     with pytest.raises(SettingsError, match=r"Flower 2\.0\.1 is installed; this version of fedmosaic knows"):
         flower.check_version()
+
+
+def test_whose_a_line_is_does_not_follow_from_what_is_said_in_it(door: Door) -> None:
+    """A header that a proxy would write lets nobody speak on a line of somebody else's."""
+    with door.line() as line:
+        line.join()
+        where = next(at for at, key in door.gate.lines.keys.items() if key is not None)
+        with door.raw() as stranger:
+            told = head(door, "/v1/fleet/deactivate-node", 0, "a", f"x-forwarded-for: {where[0]}:{where[1]}")
+            lines = told.decode().split("\r\n")
+            forged = [f"{flower.SIGNED_HEADER}: AAAA" if one.startswith(flower.SIGNED_HEADER) else one for one in lines]
+            found, _ = answer(stranger, "\r\n".join(forged).encode())
+            assert b"401" in found
+        assert door.box.nodes() == ["a"]
+
+
+def test_a_node_holds_few_lines(door: Door) -> None:
+    with ExitStack() as stack:
+        found = []
+        for _ in range(gates.OF_A_NODE + 3):
+            raw = stack.enter_context(door.raw())
+            found.append(answer(raw, head(door, "/v1/fleet/send-node-heartbeat", 0, "a"))[0])
+        assert sum(b"200" in one for one in found) == gates.OF_A_NODE
+        assert sum(b"429" in one for one in found) == 3
+
+
+def test_an_answer_that_names_one_part_again_and_again_is_refused(door: Door) -> None:
+    name = door.box.send("a", b"a task", PATIENCE)
+    with pytest.raises(ValueError, match="again and again"):
+        door.box.answer("a", name, ("a" * 64,) * 400)

@@ -430,3 +430,41 @@ def test_an_epsilon_is_paid_for_by_the_devices(clip: dict[str, Any], tmp_path: P
     one.round()
     told = [line["epsilon"] for line in read_lines(nodes["n0"].place / "log.jsonl") if line["event"] == "sent"]
     assert 0 < told[0] < told[1] <= 8.0
+
+
+def test_a_node_does_not_go_back_to_an_attempt_that_is_over(tmp_path: Path) -> None:
+    """Its masks stand under numbers that were sent; under others they would show what the two differ by."""
+    server, nodes, _ = fleet_of(tmp_path, secure(settings={"rounds": 3}))
+    transport = LocalTransport(nodes)
+    one = coordinator_of(server, nodes, transport)
+    one.round()
+    tasks = [TaskMessage.decode(c) for n, c in transport.received if n == "n0" and kind_of(c) == "task"]
+    one.round()
+    tasks = [TaskMessage.decode(c) for n, c in transport.received if n == "n0" and kind_of(c) == "task"]
+    third = replace(tasks[1], round=3, attempt="a")
+    node = nodes["n0"]
+    assert UpdateMessage.decode(node.answer(third.encode())).status == "done"
+    assert UpdateMessage.decode(node.answer(replace(third, attempt="b").encode())).status == "done"
+    for again in (replace(third, attempt="a"), tasks[0], replace(tasks[0], attempt="c")):
+        refused = UpdateMessage.decode(node.answer(again.encode()))
+        assert refused.status in ("failed", "resync")
+        assert not refused.tensors
+    assert "that attempt is over" in UpdateMessage.decode(node.answer(replace(third, attempt="a").encode())).detail
+    assert UpdateMessage.decode(Node(node.place).answer(replace(third, attempt="a").encode())).status == "failed"
+
+
+@pytest.mark.parametrize("moved", [25.0, -25.0, np.nan])
+def test_no_server_moves_a_bound_to_where_noise_is_none(moved: float, tmp_path: Path) -> None:
+    agreement = secure(settings={"rounds": 2, "epsilon": 1.0, "upload_clip": "adaptive"})
+    server, nodes, _ = fleet_of(tmp_path, agreement, 6)
+
+    def sleep(seconds: float) -> None:
+        if seconds >= 1:  # before another attempt
+            pytest.fail("nobody answers")
+
+    one = coordinator_of(server, nodes, LocalTransport(nodes), sleep=sleep)
+    one.state.params["upload_clip"][:] = moved
+    with pytest.raises(pytest.fail.Exception, match="nobody answers"):
+        one.round()
+    told = [line["why"] for line in read_lines(nodes["n0"].place / "log.jsonl")]
+    assert "no training reaches a bound" in told[-1]

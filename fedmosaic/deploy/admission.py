@@ -18,6 +18,7 @@ from fedmosaic.core.files import load_tensors, read_json, write_json
 from fedmosaic.deploy.agreement import Agreement
 from fedmosaic.deploy.history import CLIENTS
 from fedmosaic.deploy.keys import NODE_KEY, SUM_KEY, is_signed, make_node_keys, public_keys, signed
+from fedmosaic.privacy.secure_sum import Pair
 
 REQUEST = "request.json"
 
@@ -52,6 +53,10 @@ class Request:
             raise SettingsError(f"{file} was altered: it is not signed by the key it shows")
         if len(request.sum) != 64 or set(request.sum) - set("0123456789abcdef") or request.generation < 0:
             raise SettingsError(f"{file} shows no key for secure sums")
+        try:
+            Pair.new().shared(bytes.fromhex(request.sum))
+        except ValueError:
+            raise SettingsError(f"{file} shows a key for secure sums that agrees on nothing") from None
         return request
 
 

@@ -109,6 +109,8 @@ class Agreement(BaseModel):
     def _check_budget(self, method: Federation) -> None:
         if method.budget is None:
             return
+        if not self.own_draws:
+            raise SettingsError("epsilon= needs noise that nobody else can draw; leave own_draws=false out")
         if not self.secure or method.budget.trust != "devices" or method.participation < 1:
             raise SettingsError(
                 "epsilon= is deployed with noise by the devices (trust=devices) under a secure sum in which all take "

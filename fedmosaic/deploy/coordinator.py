@@ -190,13 +190,14 @@ class Coordinator:
         Whoever misses the sums of a closed form is in none of it, so those wait for a deadline.
         """
         patience = self.agreement.deadline if isinstance(self.work, SummedWork) else SETTLED
+        ends = self.clock() + self.agreement.deadline
         while True:
             self.desk.settle(number)
             there = self.desk.there() & set(drawn)
             if there - self.seen:
                 self.newest = self.clock()
-            self.seen = there
-            if len(there) == len(drawn) or self.clock() - self.newest >= patience:
+            self.seen |= there  # who comes and goes is new once
+            if len(there) == len(drawn) or self.clock() >= min(self.newest + patience, ends):
                 free, self.began = self.desk.free(), self.clock()
                 return [node for node in drawn if node in free]
             self.sleep(self.pause)
@@ -240,7 +241,7 @@ class Coordinator:
     def _masked(self, number: int, again: int) -> RoundEnd:
         """An attempt of two exchanges, after which the server knows a sum and nothing else."""
         tally, begun = Tally(), OpenSum.read(self.place, self.agreement)
-        if begun is None or begun.terms.round != number:
+        if begun is None or begun.terms.round != number or self._spoilt(begun):
             begun = self._collected(number, again, tally)
         if begun is None:
             return RoundEnd(tally)
@@ -259,6 +260,14 @@ class Coordinator:
             raise RunError(f"round {number}: {words}; its nodes open no other sum of it: begin a new deployment")
         self.desk.refuse(number, "all", Refused("finite", words))
         return RoundEnd(tally, 0, self.state)
+
+    def _spoilt(self, begun: OpenSum) -> bool:
+        """Whether somebody in a sum was put out since: its letters may be why it could not be opened."""
+        gone = set(begun.here) - set(self._parties())
+        if gone:
+            what = f"the sum of round {begun.terms.round} is begun again without {len(gone)} nodes that were put out"
+            self.desk.refuse(begun.terms.round, "all", Refused("cohort", what))
+        return bool(gone)
 
     def _plausible(self, vector: I64, least: int, most: int) -> bool:
         """Whether a sum is of so many clients, and learnt changes are such as training reaches."""

@@ -36,6 +36,7 @@ HEADERS = 16_384  # bytes of a request's head
 HOLD = 20.0  # seconds that a node is kept waiting for a message
 SILENCE = 10.0  # seconds that a line may stay without showing a key, or a handshake or a body take
 STRANGERS = 32  # lines per address that have not shown a key
+OF_A_NODE = 8  # lines that show one key: a node needs two, and some that were cut may not be known to be gone
 TOLERANCE = 300.0  # seconds between the clock of a node and this one
 
 Scope = MutableMapping[str, Any]
@@ -70,11 +71,15 @@ class Lines:
         self.strangers[where[0]] += 1
         return True
 
-    def known(self, where: Where, key: bytes) -> None:
-        """A line has shown a key."""
+    def known(self, where: Where, key: bytes) -> bool:
+        """A line has shown a key; whether its owner may hold one more."""
+        if list(self.keys.values()).count(key) >= OF_A_NODE:
+            self.refused["too many lines"] += 1
+            return False
         if where in self.keys and self.keys[where] is None:
             self.strangers[where[0]] -= 1
             self.keys[where] = key
+        return True
 
     def closed(self, where: Where) -> None:
         """A line is gone."""
@@ -202,15 +207,17 @@ class Gate:
         except (KeyError, ValueError, TypeError):
             raise RefusalError(401, "no key, or no signature, of a node") from None
         node = self.roster.name_of(key)
-        if node is None:
+        member = None if node is None else self.roster().get(node)
+        if node is None or member is None:
             raise RefusalError(401, "this node's key is not admitted here (`fedmosaic deploy admit` lets it in)")
         if self.lines.keys.get(where) != key:
             if age > TOLERANCE:
                 raise RefusalError(408, "the clocks differ")
             if not flower.signed_by(key, signature, text):
                 raise RefusalError(401, "the signature is not that of the key")
-            self.lines.known(where, key)
-        return node, self.roster()[node].party + 1
+            if not self.lines.known(where, key):
+                raise RefusalError(429, f"this node holds {OF_A_NODE} lines already")
+        return node, member.party + 1
 
     async def _done(self, call: str, request: Any, node: str, number: int, receive: Receive) -> bytes:
         box = self.mailbox
@@ -290,6 +297,7 @@ def opened(gate: Gate, folder: Path, host: str, port: int) -> Iterator[None]:
     config = uvicorn.Config(
         gate, log_level="warning", lifespan="off", server_header=False, date_header=False, http="h11", ws="none",
         h11_max_incomplete_event_size=HEADERS, timeout_keep_alive=int(HOLD) * 2, access_log=False,
+        proxy_headers=False,  # who a line belongs to follows from the line, never from what is said in it
     )  # fmt: skip
     config.load()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

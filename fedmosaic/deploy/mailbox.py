@@ -24,6 +24,7 @@ from fedmosaic.deploy.protocol import Reply
 THERE = 45.0  # seconds after its last call that a node counts as there: twice as long as its calls are held
 GRACE = 2.0  # seconds that a node whose line was cut has for calling again
 MOST = 4 << 30  # bytes of an answer
+REPEATED = 256 << 20  # bytes of it that parts which are named again may stand for: they cost their sender nothing
 
 
 @dataclass
@@ -127,6 +128,8 @@ class Mailbox:
         """A node begins to answer: the parts that are wanted; None where nobody waits for it (any longer)."""
         if not order or not names(order) or len(order) * PART > MOST + PART:
             raise ValueError("an answer has parts that are named by their digests, and not too many of them")
+        if (len(order) - len(set(order))) * PART > REPEATED:
+            raise ValueError("an answer names the same parts again and again")
         with self._lock:
             out = self._out.get(node)
             if out is None or out.packet.name != name:

@@ -152,7 +152,7 @@ class Node:
         asked = [task.round, task.stamp, task.clients.tolist(), task.upload]
         if task.upload:
             self._check_round(task, None if done is None else done["asked"])
-        begun = self.sums.joined(task, self.pledge) if task.parties.size else None
+        begun = self._joined(task) if task.parties.size else None
         kept = self.state, self.answered, self.meta
         if done is None or done["asked"] != asked:
             kept = self._worked(task, server, asked)
@@ -164,6 +164,14 @@ class Node:
         content = replace(self._plain(task, "done"), tensors=sent, **known).encode()
         self._tell_of(task, len(content))
         return content
+
+    def _joined(self, task: TaskMessage) -> tuple[Pledge, Party]:
+        """Part in a secure sum; the owner is told of keys that were not there before."""
+        pinned = len(self.sums.pinned)
+        begun = self.sums.joined(task, self.pledge)
+        if 0 < pinned < len(self.sums.pinned):
+            self._tell({"event": "pinned", "round": task.round, "nodes": len(self.sums.pinned) - pinned})
+        return begun
 
     def _masked(self, begun: tuple[Pledge, Party], kept: Kept, ctx: Context) -> dict[str, Array]:
         """What leaves in the first exchange; asked again in the same attempt, the same bytes.
@@ -318,6 +326,8 @@ def in_words(line: dict[str, Any]) -> str:
         how = f"masked, in a sum of {line['nodes']} nodes" if line["masked"] else "plain: the server sees it"
         spent = f"; epsilon {line['epsilon']:g} spent" if "epsilon" in line else ""
         return f"round {line['round']}: sent {line['bytes'] / 1000:,.0f} kB, {how}{spent}"
+    if line["event"] == "pinned":
+        return f"round {line['round']}: takes the keys of {line['nodes']} further nodes to be what the server says"
     if line["event"] == "opened":
         return f"round {line['round']}: opened the sum of {line['nodes']} nodes"
     if line["event"] == "outcome":

@@ -24,7 +24,7 @@ from fedmosaic.deploy.protocol import SHARE, Bytes, OpeningMessage, Refused, Rev
 from fedmosaic.privacy.secure_sum import Opening, SumTerms, Words, arrived, can_open, opened
 
 FILE = "sum.safetensors"
-TAG = 16  # bytes by which a sealed letter is longer than what it says
+SEALED = 28  # bytes by which a sealed letter is longer than what it says: what was drawn for it, and its tag
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class Arrivals:
             raise Refused(
                 "shape", f"masked is {masked.dtype} of shape {masked.shape}; {self.size} numbers were asked for"
             )
-        if letters.dtype != np.uint8 or letters.shape != (near, SHARE * (near + 1) + TAG):
+        if letters.dtype != np.uint8 or letters.shape != (near, SHARE * (near + 1) + SEALED):
             raise Refused("shape", f"letters of shape {letters.shape} are none to {near} neighbours")
         if party in self.letters:
             raise Refused("duplicate", "it has sent its masked numbers already")

@@ -5,6 +5,8 @@ word wherever it can, and keeps in `Pledge` what it has promised, on disk before
 
     least parties        fewer than the agreement's `cohort`, or itself not among them: refused
     keys                 pinned when they are seen first; a key that changed is refused
+    forward              rounds do not go back, and an attempt that another has followed is over: the same masks would
+                         stand under other numbers
     once                 a sum is opened for one set of arrivals; a round whose sum was opened is not summed again, and
                          statistics that follow from a history alone (closed forms) are opened once for each table
 """
@@ -37,7 +39,7 @@ class Pledge:
     """The sum that a node takes part in, and what it has opened.
 
     round, attempt, table, parties, clients: of the sum. own: its seed, as hex. opened: for whom it was, if it was.
-    done: rounds and tables whose sums were opened, newest last.
+    done: rounds and tables whose sums were opened, newest last. tried: attempts of the round, this one last.
     """
 
     round: int = 0
@@ -48,6 +50,7 @@ class Pledge:
     own: str = ""
     opened: tuple[int, ...] = ()
     done: tuple[tuple[int, str], ...] = ()
+    tried: tuple[str, ...] = ()
 
     def packed(self) -> dict[str, Any]:
         """For the header of a file."""
@@ -59,7 +62,8 @@ class Pledge:
         if given is None:
             return Pledge()
         lists = {n: tuple(int(v) for v in given[n]) for n in ("parties", "opened")}
-        return Pledge(**{**given, **lists, "done": tuple((int(r), str(t)) for r, t in given["done"])})
+        done = tuple((int(r), str(t)) for r, t in given["done"])
+        return Pledge(**{**given, **lists, "done": done, "tried": tuple(map(str, given["tried"]))})
 
 
 class NodeSums:
@@ -85,6 +89,9 @@ class NodeSums:
             raise Refused("opened", f"this node has opened a sum of round {task.round} or of this table; not another")
         clients = hashlib.sha256(task.clients.tobytes()).hexdigest()
         asked, before = (task.round, task.attempt), (pledge.round, pledge.attempt)
+        tried = pledge.tried if task.round == pledge.round else ()
+        if task.round < pledge.round or (asked != before and task.attempt in tried):
+            raise Refused("round", "that attempt is over: its masks stand under other numbers already")
         if asked == before and (pledge.table, pledge.parties, pledge.clients) != (task.stamp, parties, clients):
             raise Refused(
                 "round", "asked for two things in one attempt: under one set of masks they would show each other"
@@ -95,7 +102,7 @@ class NodeSums:
         begun = Party.begin(self.me, self._pair(), self.pinned, terms, own)
         fresh = replace(
             pledge, round=task.round, attempt=task.attempt, table=task.stamp, parties=parties, clients=clients,
-            own=begun.own.hex(), opened=(),
+            own=begun.own.hex(), opened=(), tried=tried if asked == before else (*tried, task.attempt),
         )  # fmt: skip
         return fresh, begun
 

@@ -7,8 +7,8 @@ The server reads the file again when it changes, so whoever is admitted or revok
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,25 +81,27 @@ class LiveRoster:
     """A roster that is read again when its file changes."""
 
     def __init__(self, server: Path) -> None:
-        self.server = server
-        self._seen, self._known = (-1, -1), Roster()
+        self.server, self._lock = server, threading.Lock()  # the gate's thread asks, and that of the rounds
+        self._seen, self._known, self._by_key = (-1, -1), Roster(), dict[bytes, str]()
 
     def __call__(self) -> Roster:
         """Who is admitted now."""
-        told = (self.server / ROSTER).stat()
-        if (told.st_mtime_ns, told.st_ino) != self._seen:
-            self._known, self._seen = read_roster(self.server), (told.st_mtime_ns, told.st_ino)
-            self.__dict__.pop("by_key", None)
-        return self._known
+        with self._lock:
+            self._look()
+            return self._known
 
-    @cached_property
-    def by_key(self) -> dict[bytes, str]:
-        """Names by the public key that requests carry."""
+    def _look(self) -> None:
+        """Names by the public keys that requests carry belong to the roster they were made of."""
         from fedmosaic.deploy.flower import public_pem
 
-        return {public_pem(member.key): name for name, member in self._known.items()}
+        told = (self.server / ROSTER).stat()
+        if (told.st_mtime_ns, told.st_ino) != self._seen:
+            known = read_roster(self.server)
+            by_key = {public_pem(member.key): name for name, member in known.items()}
+            self._known, self._by_key, self._seen = known, by_key, (told.st_mtime_ns, told.st_ino)
 
     def name_of(self, key: bytes) -> str | None:
         """Whose key it is, of those that are admitted now."""
-        self()
-        return self.by_key.get(key)
+        with self._lock:
+            self._look()
+            return self._by_key.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from fedmosaic.deploy.mailbox import Mailbox
 from fedmosaic.deploy.roster import LiveRoster
 from fedmosaic.deploy.watch import Metrics, Watch
 
+FILES = 65_536
 SHARES = 1.0  # seconds between two looks for who lacks the outcome
 Tell = Callable[[dict[str, Any]], None]
 Say = Callable[[str], None]
@@ -48,6 +50,7 @@ def serve(place: Path, how: Serving, tell: Tell = lambda line: None, say: Say = 
     with ExitStack() as stack:
         stack.enter_context(ending())
         stack.enter_context(locked(place, "server", patience=30.0))
+        allow_files()
         items, _ = read_catalogue(place, folder.agreement)
         roster = LiveRoster(place)
         mailbox = Mailbox(roster)
@@ -66,6 +69,14 @@ def serve(place: Path, how: Serving, tell: Tell = lambda line: None, say: Say = 
             metrics.round(line)
             tell(line)
         _share(one, how.seconds)
+
+
+def allow_files() -> None:
+    """Every line is an open file: as many as this machine lets a program have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _share(one: Coordinator, seconds: float) -> None:

@@ -27,12 +27,14 @@ from fedmosaic.algorithm.algorithm import Algorithm, Wrapper
 from fedmosaic.algorithm.local import Context
 from fedmosaic.algorithm.parameters import F32, Axis, Init, Role, Spec
 from fedmosaic.algorithm.upload import F64, I64, Parcel
+from fedmosaic.core.errors import ForeignError
 from fedmosaic.core.fixed_point import SCALE
 from fedmosaic.privacy.noise import AddedNoise, OneSided, joint_norms, scaled_to
 
 NAME = "upload_clip"  # of the parameter: log (C / start)
 SHARE = 0.01  # of the budget that the wishes take
 RATE = 0.5
+FARTHEST = 12.0  # of log (C / start) from zero: beyond it noise would not fit into fixed point, or vanish in it
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,10 @@ class AdaptiveClip(OneSided):
         >>> AdaptiveClip(start=2.0).bound_of({"upload_clip": np.zeros(1, np.float32)})
         2.0
         """
-        return self.start * exp(float(params[NAME][0]))
+        moved = float(params[NAME][0])
+        if not abs(moved) <= FARTHEST:  # false for NaN too
+            raise ForeignError(f"upload_clip: no training reaches a bound of exp({moved:g}) times the first")
+        return self.start * exp(moved)
 
     def encode(self, parcel: Parcel) -> Parcel:
         """Scale a client's changes down to C, and say whether they were within it."""

@@ -132,7 +132,7 @@ class Budget:
 
     def check(self, round: int) -> None:
         """Refuse a round that was not paid for."""
-        if round > self.rounds:
+        if not 1 <= round <= self.rounds:
             raise BudgetSpentError(
                 f"epsilon {self.epsilon:g} is spent: its noise was for {self.rounds} rounds, and this would be round "
                 f"{round}; begin a new training with rounds={round} or more"

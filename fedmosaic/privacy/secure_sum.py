@@ -44,7 +44,7 @@ Graph = Mapping[int, tuple[int, ...]]  # per party its neighbours, ascending
 NEIGHBOURS = 64  # of a party in a large cohort: a third of all may be lost (docs/privacy.md)
 SPARE = 1  # neighbours beyond the threshold that whoever counts has: so many may be lost before the second answer
 LEAST = 3  # parties of a sum: of two, each would know the other's part
-_NONCE = bytes(12)  # a sealing key is used once
+_NONCE = 12  # bytes, drawn: a sealing key is used once, and would give nothing away if it were used again
 _SEED = 16  # bytes of a seed: 128 bits, as strong as the keys that agree on it
 _SHARE = _SEED + 1  # bytes of a share: it lies in a field of a little over 128 bits
 
@@ -240,15 +240,17 @@ class Party:
 
     def _sealed(self, other: int, shares: Sequence[int]) -> bytes:
         content = b"".join(share.to_bytes(_SHARE, "big") for share in shares)
-        sealed: bytes = _cipher(self.seals[other], self.me).encrypt(_NONCE, content, self._route(self.me, other))
-        return sealed
+        nonce = new_secret()[:_NONCE]
+        sealed: bytes = _cipher(self.seals[other], self.me).encrypt(nonce, content, self._route(self.me, other))
+        return nonce + sealed
 
     def _opened(self, sender: int, letter: bytes) -> list[int]:
         from cryptography.exceptions import InvalidTag
 
         try:
-            content = _cipher(self.seals[sender], sender).decrypt(_NONCE, letter, self._route(sender, self.me))
-        except InvalidTag:
+            cipher, nonce, sealed = _cipher(self.seals[sender], sender), letter[:_NONCE], letter[_NONCE:]
+            content = cipher.decrypt(nonce, sealed, self._route(sender, self.me))
+        except (InvalidTag, ValueError):
             raise RevealError(f"a letter of party {sender} was not sealed by it for this attempt") from None
         return [int.from_bytes(content[at : at + _SHARE], "big") for at in range(0, len(content), _SHARE)]
 
@@ -337,7 +339,7 @@ def _derived(shared: bytes, use: str, terms: SumTerms) -> bytes:
 
 
 def _cipher(key: bytes, sender: int) -> Any:
-    """A sealing key for each direction: both write with the same nonce."""
+    """A sealing key for each direction."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305(hashlib.sha256(key + struct.pack("<q", sender)).digest())
