@@ -26,6 +26,7 @@ from fedmosaic.core.errors import RunError
 from fedmosaic.core.files import read_lines
 from fedmosaic.data.histories import Histories
 from fedmosaic.data.training_set import TrainingSet
+from fedmosaic.deploy.agreement import stamp_of
 from fedmosaic.deploy.coordinator import Coordinator
 from fedmosaic.deploy.node import Node
 from fedmosaic.deploy.open_sum import FILE, OpenSum
@@ -464,6 +465,7 @@ def test_no_server_moves_a_bound_to_where_noise_is_none(moved: float, tmp_path: 
 
     one = coordinator_of(server, nodes, LocalTransport(nodes), sleep=sleep)
     one.state.params["upload_clip"][:] = moved
+    one.stamp = stamp_of(one.parameters())
     with pytest.raises(pytest.fail.Exception, match="nobody answers"):
         one.round()
     told = [line["why"] for line in read_lines(nodes["n0"].place / "log.jsonl")]
