@@ -127,7 +127,7 @@ def test_groups_that_hide_nothing_or_have_no_use_are_refused(data: TrainingSet) 
         ({"groups": 4, "secure": False}, "give secure=true"),
         ({"groups": 4, "participation": 0.5}, "participation=1"),
         ({"groups": 4, "reduce": "mean"}, "reductions that look at sums of groups"),
-        ({"groups": None}, "or give groups="),
+        ({"groups": None}, "in simulations, groups="),
         ({"groups": 4, "epsilon": 1.0}, "sees every upload"),
     ):
         with pytest.raises(SettingsError, match=why):
