@@ -39,7 +39,9 @@ HEADS = ("method", "epsilon", "seeds", "full HR@10 / NDCG@10", "1+99")
 def settings_of(method: str, data: str, epsilon: float | None, seeds: int) -> list[Settings]:
     """The runs of a row; closed forms without noise have no luck, so that one is enough."""
     lucky = epsilon is not None or bool(METHODS[method])
-    given = {} if epsilon is None else METHODS[method] | {"epsilon": epsilon}
+    given: dict[str, Any] = {"select": "sampled:hr@10"}  # matters to rows without an epsilon alone
+    if epsilon is not None:
+        given |= METHODS[method] | {"epsilon": epsilon}
     return [Settings.make(method, data, given | {"seed": seed}) for seed in range(seeds if lucky else 1)]
 
 
