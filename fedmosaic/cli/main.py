@@ -101,7 +101,7 @@ def run(
     from fedmosaic.core import buffers
     from fedmosaic.runs import run as runs
     from fedmosaic.runs.multiprocess import run_together
-    from fedmosaic.runs.settings import Settings, parse_pairs, read_config
+    from fedmosaic.runs.settings import parse_pairs
     from fedmosaic.runs.trackers import Live, name_of
 
     words = [w for w in (method, dataset) if w is not None]
@@ -112,14 +112,7 @@ def run(
             if key in given:
                 raise SettingsError(f"{key} is given both as an option and as key=value")
             given[key] = value
-    if config is not None:
-        base = read_config(config)
-        merged = base.model_dump(exclude={"method", "dataset"}) | given
-        settings = Settings.make((plain or [base.method])[0], (plain[1:] or [base.dataset])[0], merged)
-    elif len(plain) == 2:
-        settings = Settings.make(plain[0], plain[1], given)
-    else:
-        raise SettingsError("say which METHOD and DATASET to run, for example: fedmosaic run ease ml-100k")
+    settings = _settings_of(plain, given, config)
     note_licence(settings.dataset, data_dir)
     settings = told_reading(settings)
     place = out or runs.default_place(settings)
@@ -147,6 +140,19 @@ def run(
     show_summary(summary, as_json)
     if not as_json:
         print(f"next: fedmosaic recommend {place} --user ID", file=sys.stderr)
+
+
+def _settings_of(words: list[str], given: dict[str, Any], config: Path | None) -> Any:
+    """Of a method and a data set, or of a file over which both and what is given win."""
+    from fedmosaic.runs.settings import Settings, read_config
+
+    if config is not None:
+        base = read_config(config)
+        merged = base.model_dump(exclude={"method", "dataset"}) | given
+        return Settings.make((words or [base.method])[0], (words[1:] or [base.dataset])[0], merged)
+    if len(words) != 2:
+        raise SettingsError("say which METHOD and DATASET to run, for example: fedmosaic run ease ml-100k")
+    return Settings.make(words[0], words[1], given)
 
 
 @app.command()
